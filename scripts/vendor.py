@@ -1,0 +1,314 @@
+#!/usr/bin/env python3
+"""Fetch the pinned source distribution, verify it, unpack it and apply the patch series.
+
+Standard library only: this runs inside `pip install`, before anything of ours is installed.
+
+    vendor.py prepare [--dest DIR] [--upto NAME | --only NAME ...]
+    vendor.py digest            series digest (names and contents, in order)
+    vendor.py key PRESET        key of the build cache for one preset
+    vendor.py fetch             path of the verified source distribution
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "llama-cpp-python"
+IDENTITY = {
+    "GIT_AUTHOR_NAME": "llama-dflash",
+    "GIT_AUTHOR_EMAIL": "patches@llama-dflash.invalid",
+    "GIT_COMMITTER_NAME": "llama-dflash",
+    "GIT_COMMITTER_EMAIL": "patches@llama-dflash.invalid",
+}
+EPOCH = "2000-01-01T00:00:00Z"
+
+
+class VendorError(Exception):
+    """One clear line for the user: what, value, what was expected, what to do."""
+
+
+@dataclass(frozen=True)
+class Pin:
+    """What vendor/pin.txt says."""
+
+    version: str
+    sha256: str
+    commit: str
+    tree: str
+
+
+def read_pin(root: Path = ROOT) -> Pin:
+    """Parse vendor/pin.txt; raises VendorError when a field is missing."""
+    path = root / "vendor" / "pin.txt"
+    text = path.read_text()
+    req = re.search(rf"^{PACKAGE}==(\S+)\s+--hash=sha256:([0-9a-f]{{64}})$", text, re.M)
+    commit = re.search(r"^# upstream-commit: ([0-9a-f]{7,40})$", text, re.M)
+    tree = re.search(r"^# tree: ([0-9a-f]{40})$", text, re.M)
+    if not (req and commit and tree):
+        raise VendorError(f"{path}: expected a '{PACKAGE}==V --hash=sha256:..' line, '# upstream-commit:' and '# tree:'")
+    return Pin(req[1], req[2], commit[1], tree[1])
+
+
+def read_series(root: Path = ROOT) -> list[str]:
+    """Patch file names in order, comments and blank lines dropped."""
+    lines = (root / "patches" / "series").read_text().splitlines()
+    names = [line.split("#")[0].strip() for line in lines]
+    return [name for name in names if name]
+
+
+def select(series: Sequence[str], upto: str | None = None, only: Sequence[str] | None = None) -> list[str]:
+    """A prefix of the series ending at `upto` ('base' = none), or just the names in `only`."""
+    wanted = list(only) if only is not None else [upto] if upto not in (None, "base") else []
+    missing = [name for name in wanted if name not in series]
+    if missing:
+        raise VendorError(f"patches/series has no {missing[0]!r}; it has: {', '.join(series) or 'nothing'}")
+    if only is not None:
+        return [name for name in series if name in only]
+    if upto == "base":
+        return []
+    return list(series[: series.index(upto) + 1]) if upto else list(series)
+
+
+def digest(names: Sequence[str], root: Path = ROOT) -> str:
+    """16 hex digits over the pin and the ordered (name, content) pairs."""
+    h = hashlib.sha256(read_pin(root).sha256.encode())
+    for name in names:
+        h.update(name.encode() + b"\0")
+        h.update(hashlib.sha256((root / "patches" / name).read_bytes()).digest())
+    return h.hexdigest()[:16]
+
+
+def cache_dir(env: Mapping[str, str] = os.environ) -> Path:
+    """Where downloads and builds are kept, outside any checkout."""
+    if env.get("LLAMA_DFLASH_CACHE"):
+        return Path(env["LLAMA_DFLASH_CACHE"]).expanduser().resolve()
+    base = env.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "llama-dflash"
+
+
+def file_digest(path: Path) -> str:
+    """8 hex digits of a file's sha256."""
+    return _sha256(path)[:8]
+
+
+def _sha256(path: Path) -> str:
+    h = hashlib.sha256()
+    with path.open("rb") as f:
+        for piece in iter(lambda: f.read(1 << 20), b""):
+            h.update(piece)
+    return h.hexdigest()
+
+
+def fetch(root: Path = ROOT, env: Mapping[str, str] = os.environ) -> Path:
+    """Return the source distribution, its sha256 checked; downloads it through pip if need be."""
+    pin = read_pin(root)
+    if env.get("LLAMA_DFLASH_SDIST"):
+        path = Path(env["LLAMA_DFLASH_SDIST"])
+        if not path.is_file():
+            raise VendorError(f"LLAMA_DFLASH_SDIST={path}: no such file; expected {PACKAGE} {pin.version}'s .tar.gz")
+    else:
+        path = cache_dir(env) / "sdist" / f"{pin.sha256}.tar.gz"
+        if not path.is_file():
+            _download(pin, path, root)
+    got = _sha256(path)
+    if got != pin.sha256:
+        raise VendorError(f"{path}: sha256 is {got}, expected {pin.sha256}; delete the file and try again")
+    return path
+
+
+def _download(pin: Pin, path: Path, root: Path) -> None:
+    tmp = path.parent / f"download-{os.getpid()}"
+    tmp.mkdir(parents=True, exist_ok=True)
+    # Naming the package keeps pip from building its own build tools from source (as ':all:' would).
+    cmd = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", PACKAGE]
+    cmd += ["--require-hashes", "-r", str(root / "vendor" / "pin.txt"), "-d", str(tmp)]
+    log(f"fetching {PACKAGE} {pin.version} (hash-checked)")
+    try:
+        done = subprocess.run(cmd, capture_output=True, text=True)
+        found = sorted(tmp.glob("*.tar.gz"))
+        if done.returncode or not found:
+            tail = done.stderr.strip().splitlines()[-1:] or ["no output"]
+            raise VendorError(f"pip could not fetch {PACKAGE} {pin.version}: {tail[0]}; set LLAMA_DFLASH_SDIST to a local copy")
+        os.replace(found[0], path)
+    finally:
+        shutil.rmtree(tmp, ignore_errors=True)
+
+
+def log(message: str) -> None:
+    """Progress goes to stderr; stdout carries results only."""
+    print(f"vendor: {message}", file=sys.stderr, flush=True)
+
+
+def git(tree: Path, *args: str, date: str | None = EPOCH, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run git in `tree` with a fixed identity and without the user's configuration."""
+    if not (tree / ".git").exists():
+        # Inside a subfolder of another repository `git apply` skips every file and exits 0.
+        raise VendorError(f"{tree} has no .git of its own; delete it and run 'make vendor'")
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, **IDENTITY}
+    env["GIT_CEILING_DIRECTORIES"] = str(tree.parent)
+    if date:
+        env |= {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
+    done = subprocess.run(["git", "-C", str(tree), "-c", "core.autocrlf=false", *args], env=env, capture_output=True, text=True)
+    if check and done.returncode:
+        raise VendorError(f"git {args[0]} failed in {tree}: {(done.stderr or done.stdout).strip()}")
+    return done
+
+
+def unpack(dest: Path, bindings: Path, root: Path = ROOT, env: Mapping[str, str] = os.environ) -> None:
+    """Unpack llama.cpp to `dest` and the bindings to `bindings`; commit the base; check its tree id."""
+    pin = read_pin(root)
+    sdist = fetch(root, env)
+    top = f"llama_cpp_python-{pin.version}/"
+    for path in (dest, bindings):
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+    with tarfile.open(sdist) as tar:
+        for member in tar:
+            for prefix, out in ((f"{top}vendor/llama.cpp/", dest), (f"{top}llama_cpp/", bindings)):
+                if member.name.startswith(prefix) and member.name != f"{prefix}.git":
+                    member.name = member.name[len(prefix) :]
+                    tar.extract(member, out, filter="data")
+            if member.name == f"{top}LICENSE.md":
+                member.name = "LICENSE.md"
+                tar.extract(member, bindings, filter="data")
+    init = subprocess.run(["git", "init", "-q", str(dest)], capture_output=True, text=True)
+    if init.returncode:
+        raise VendorError(f"git init failed in {dest}: {init.stderr.strip()}")
+    git(dest, "add", "-A", "-f")
+    git(dest, "commit", "-q", "--no-verify", "-m", f"base: {PACKAGE} {pin.version}, llama.cpp {pin.commit}")
+    tree = git(dest, "rev-parse", "HEAD^{tree}").stdout.strip()
+    if tree != pin.tree:
+        raise VendorError(f"{dest}: tree id is {tree}, expected {pin.tree} (vendor/pin.txt)")
+    git(dest, "tag", "base")
+
+
+def apply_patches(dest: Path, names: Sequence[str], root: Path = ROOT) -> None:
+    """Check out the base and apply the named patches as commits; no fuzz, no partial result."""
+    git(dest, "checkout", "-q", "-f", "--detach", "base")
+    git(dest, "clean", "-fdxq")
+    for name in names:
+        path = root / "patches" / name
+        if not path.is_file():
+            raise VendorError(f"patches/series names {name}, which is not in patches/")
+        done = git(dest, "am", "-q", "--keep-non-patch", "--committer-date-is-author-date", str(path), date=None, check=False)
+        if done.returncode:
+            git(dest, "am", "--abort", date=None, check=False)
+            reason = (done.stderr or done.stdout).strip().splitlines()
+            raise VendorError(f"{name} does not apply: {reason[0] if reason else 'git am failed'}; see docs/patches.md 'A patch does not apply'")
+
+
+def stamp_path(dest: Path) -> Path:
+    """The stamp stands beside the tree, so that `git clean` in it leaves the stamp alone."""
+    return dest.parent / f".{dest.name}.stamp"
+
+
+def unexported_work(dest: Path) -> str | None:
+    """Say what is in the tree that patches/ does not have, or None."""
+    stamp = stamp_path(dest)
+    if not (dest / ".git").exists() or not stamp.is_file():
+        return None
+    head = stamp.read_text().split()[1]
+    if git(dest, "status", "--porcelain").stdout.strip():
+        return "uncommitted changes"
+    if git(dest, "rev-parse", "HEAD").stdout.strip() != head:
+        return "commits that are not exported"
+    return None
+
+
+def prepare(dest: Path, names: Sequence[str], root: Path = ROOT, env: Mapping[str, str] = os.environ) -> str:
+    """Make `dest` the pinned tree with `names` applied; returns the digest. Does nothing when it is already so."""
+    want = digest(names, root)
+    stamp = stamp_path(dest)
+    bindings = dest.parent / "llama_cpp"
+    work = unexported_work(dest)
+    if work:
+        raise VendorError(f"{dest} has {work}; run 'make refresh' to export them, or delete the folder to drop them")
+    if stamp.is_file() and (dest / ".git").exists() and (bindings / "__init__.py").is_file():
+        if stamp.read_text().split()[0] == want:
+            return want
+    base_ok = (dest / ".git").exists() and (bindings / "__init__.py").is_file() and stamp.is_file()
+    if base_ok:
+        done = git(dest, "rev-parse", "base^{tree}", check=False)
+        base_ok = done.returncode == 0 and done.stdout.strip() == read_pin(root).tree
+    stamp.unlink(missing_ok=True)
+    if not base_ok:
+        log(f"unpacking llama.cpp {read_pin(root).commit} to {dest}")
+        unpack(dest, bindings, root, env)
+    apply_patches(dest, names, root)
+    stamp.write_text(f"{want} {git(dest, 'rev-parse', 'HEAD').stdout.strip()}\n")
+    log(f"applied {len(names)} patches, series digest {want}")
+    return want
+
+
+def _tool_version(*cmd: str) -> str:
+    try:
+        return subprocess.run(cmd, capture_output=True, text=True).stdout.splitlines()[0]
+    except (OSError, IndexError):
+        return f"{cmd[0]}: none"
+
+
+def _cpu_flags() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+
+
+def cache_key(preset: str, names: Sequence[str], root: Path = ROOT, env: Mapping[str, str] = os.environ) -> str:
+    """Key of one native build: pin, series, our build files, options, compiler, and the CPU for native code."""
+    h = hashlib.sha256(digest(names, root).encode())
+    files = [root / "CMakeLists.txt", root / "CMakePresets.json", *sorted((root / "cmake").glob("*"))]
+    files += sorted((root / "tests" / "native" / "probe").glob("*"))
+    for path in files:
+        h.update(path.name.encode() + b"\0" + path.read_bytes())
+    compilers = [env.get("CC", "cc"), env.get("CXX", "c++")]
+    facts = [preset, platform.machine(), platform.system(), *(_tool_version(c, "--version") for c in compilers)]
+    facts += [_tool_version("cmake", "--version"), env.get("CMAKE_ARGS", ""), env.get("CFLAGS", ""), env.get("CXXFLAGS", "")]
+    if preset in ("native", "cuda"):
+        facts += [_cpu_flags(), _tool_version("nvcc", "--version")]
+    h.update("\0".join(facts).encode())
+    return f"{preset}-{h.hexdigest()[:16]}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; one line on stderr and exit 1 on failure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["prepare", "digest", "key", "fetch"])
+    parser.add_argument("preset", nargs="?", default="native", help="for 'key'")
+    parser.add_argument("--dest", type=Path, default=ROOT / "vendor" / "llama.cpp")
+    parser.add_argument("--upto", help="last patch of the prefix to apply; 'base' applies none")
+    parser.add_argument("--only", nargs="*", help="apply just these patches of the series")
+    args = parser.parse_args(argv)
+    try:
+        names = select(read_series(), args.upto, args.only)
+        if args.command == "prepare":
+            prepare(args.dest.resolve(), names)
+            print(cache_key(args.preset, names))
+        elif args.command == "digest":
+            print(digest(names))
+        elif args.command == "key":
+            print(cache_key(args.preset, names))
+        else:
+            print(fetch())
+    except (VendorError, OSError, tarfile.TarError) as e:
+        print(f"vendor: error: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
