@@ -2,8 +2,7 @@
 set(pkg llama_dflash)
 set(bindings_dir ${pkg}/_vendor/llama_cpp)
 
-install(TARGETS ${llama_libs} LIBRARY DESTINATION ${bindings_dir}/lib RUNTIME DESTINATION ${bindings_dir}/lib
-        ARCHIVE EXCLUDE_FROM_ALL DESTINATION unused COMPONENT llama_dflash)
+install(TARGETS ${llama_libs} LIBRARY DESTINATION ${bindings_dir}/lib COMPONENT llama_dflash)
 install(TARGETS ${llama_programs} RUNTIME DESTINATION ${pkg}/bin COMPONENT llama_dflash)
 # lib/ is the bindings' own default place, so neither they nor mtmd need an environment variable.
 install(DIRECTORY "${vendor_dir}/llama_cpp/" DESTINATION ${bindings_dir} COMPONENT llama_dflash

@@ -63,7 +63,7 @@ def locked(path: Path) -> Iterator[None]:
 def toolchain_env(work: Path, env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Environment of the build: ccache, when there is one, must not see the folder's name."""
     return {
-        **env,
+        **{key: value for key, value in env.items() if key != "LLAMA_DFLASH_PREBUILT"},
         "CCACHE_DIR": env.get("CCACHE_DIR", str(vendor.cache_dir(env) / "ccache")),
         "CCACHE_BASEDIR": str(work),
         "CCACHE_NOHASHDIR": "1",
@@ -75,7 +75,7 @@ def configure_args(preset: str, work: Path, digest: str, prefix: Path, env: Mapp
     """Arguments of the cmake configure step."""
     args = ["--preset", preset, "-S", str(ROOT), "-B", str(work / "build")]
     args += [f"-DLLAMA_DFLASH_VENDOR_DIR={work / 'src'}", f"-DLLAMA_DFLASH_SERIES_DIGEST={digest}"]
-    args += [f"-DCMAKE_INSTALL_PREFIX={prefix}", f"-DPython_EXECUTABLE={sys.executable}", "-DLLAMA_DFLASH_PREBUILT="]
+    args += [f"-DCMAKE_INSTALL_PREFIX={prefix}", f"-DPython_EXECUTABLE={sys.executable}"]
     if shutil.which("ccache", path=env.get("PATH")):
         args += ["-DCMAKE_C_COMPILER_LAUNCHER=ccache", "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"]
     return args + shlex.split(env.get("CMAKE_ARGS", ""))

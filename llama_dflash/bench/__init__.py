@@ -1,0 +1,1 @@
+"""Measuring: prompts in, token ids and timings out, statistics and reports from them."""

@@ -1,0 +1,148 @@
+"""Start llama-server, wait until it is ready, stop it, and say why when it dies."""
+
+from __future__ import annotations
+
+import collections
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import IO
+
+from llama_dflash.argv import server_argv
+from llama_dflash.builds import Build
+from llama_dflash.client import Client
+from llama_dflash.errors import ServerError
+from llama_dflash.spec import RunConfig
+
+LOG_TAIL_LINES = 400
+READY_TIMEOUT_S = 600.0
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise ServerError if `port` cannot be bound."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind((host, port))
+        except OSError as e:
+            raise ServerError(f"port {port} on {host} cannot be used ({e.strerror}), expected a free port",
+                              "stop the program that holds it, or choose another with --port") from e  # fmt: skip
+
+
+class Server:
+    """A llama-server process as a context manager.
+
+    Args:
+        build: the native build to run.
+        config: checked configuration (RunConfig.checked).
+        host: address to listen on.
+        port: TCP port; None takes a free one.
+        extra: further llama-server flags.
+        on_line: called with each log line, in a thread of its own.
+
+    Raises:
+        ServerError: on entry, when it dies or is not ready in time; the last log lines are in the message.
+    """
+
+    def __init__(self, build: Build, config: RunConfig, *, host: str = "127.0.0.1", port: int | None = None,
+                 extra: Sequence[str] = (), on_line: Callable[[str], None] | None = None) -> None:  # fmt: skip
+        self.host = host
+        self.port = free_port() if port is None else port
+        self.argv = [str(build.program("llama-server"))]
+        self.argv += server_argv(config, host, self.port, exact=build.is_exact, extra=extra)
+        self.client = Client(f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{self.port}")
+        self._on_line = on_line
+        self._lines: collections.deque[str] = collections.deque(maxlen=LOG_TAIL_LINES)
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code of the process, None while it runs."""
+        return self._process.poll() if self._process else None
+
+    def __enter__(self) -> Server:
+        check_port(self.host, self.port)
+        # A group of its own: Ctrl-C reaches us alone, and we stop the server in order.
+        self._process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                         text=True, errors="replace", start_new_session=True)  # fmt: skip
+        assert self._process.stdout is not None
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
+        try:
+            self._wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def _read(self, stream: IO[str]) -> None:
+        for line in stream:
+            self._lines.append(line.rstrip("\n"))
+            if self._on_line:
+                self._on_line(line.rstrip("\n"))
+        stream.close()
+
+    def _wait_ready(self) -> None:
+        deadline_s = time.monotonic() + READY_TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            if self.returncode is not None:
+                raise ServerError(self.death_message(), "see the lines above")
+            if self.client.is_healthy():
+                return
+            time.sleep(0.05)
+        raise ServerError(f"llama-server was not ready after {READY_TIMEOUT_S:g} s", "see its log with -v")
+
+    def log_tail(self, n_lines: int = 12) -> list[str]:
+        """The last log lines; errors and warnings first in line when there are many."""
+        if self._reader and self.returncode is not None:
+            self._reader.join(timeout=2)
+        return list(self._lines)[-n_lines:]
+
+    def log_lines(self, needle: str) -> list[str]:
+        """Log lines (of the last LOG_TAIL_LINES) that contain `needle`."""
+        return [line for line in self._lines if needle in line]
+
+    def death_message(self) -> str:
+        """One line with the exit code and the last error that the log has; the tail is for log_tail."""
+        if self._reader:
+            self._reader.join(timeout=2)
+        errors = [line for line in self._lines if " E " in line or "error" in line.lower() or "failed" in line.lower()]
+        last = (errors or list(self._lines) or ["nothing was logged"])[0].strip()
+        code = self.returncode
+        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
+        return f"llama-server {how}: {last}"
+
+    def wait(self) -> int:
+        """Block until the process ends; returns its exit code."""
+        assert self._process is not None
+        return self._process.wait()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Ask the process to end, then insist."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        if self._reader:
+            self._reader.join(timeout=2)
