@@ -25,8 +25,9 @@ def find(relative: str) -> Path:
 
 def recipe_root() -> Path | None:
     """The folder that a native build can be made from: the checkout, or the copy in the wheel; None if neither is there."""
-    for root in llama_dflash.__path__:
-        for candidate in (Path(root).parent, Path(root) / "_recipe"):
-            if (candidate / "vendor" / "pin.txt").is_file() and (candidate / "scripts" / "native.py").is_file():
-                return candidate
+    roots = [Path(root) for root in llama_dflash.__path__]
+    # The checkout first: in an editable install the wheel's copy is as old as the install.
+    for candidate in (*(root.parent for root in roots), *(root / "_recipe" for root in roots)):
+        if (candidate / "vendor" / "pin.txt").is_file() and (candidate / "scripts" / "native.py").is_file():
+            return candidate
     return None

@@ -41,7 +41,7 @@ def cli_argv(config: RunConfig, *, prompt: str | None = None, n_predict: int | N
     """
     flags = model_flags(config)
     if prompt is not None:
-        flags += ["-p", prompt, "--single-turn"]
+        flags += ["-p", prompt, "--no-escape", "--single-turn"]
     if n_predict is not None:
         flags += ["-n", str(n_predict)]
     if raw:

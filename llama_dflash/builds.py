@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -83,11 +82,8 @@ def _build_preset(preset: str) -> Path:
     if root is None:
         raise BuildError(f"--native {preset} has to be compiled, and the build recipe is not beside the package",
                          "run the command from the checkout's .venv")  # fmt: skip
-    env = dict(os.environ)
-    # cmake and ninja may be in our own environment without it being activated.
-    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
     cmd = [sys.executable, str(root / "scripts" / "native.py"), "build", preset]
-    done = subprocess.run(cmd, stdout=subprocess.PIPE, text=True, env=env)
+    done = subprocess.run(cmd, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise BuildError(f"preset {preset} could not be built (the lines above say why)", "fix that and run the command again")
     return Path(done.stdout.strip().splitlines()[-1])

@@ -182,6 +182,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--upto", help="last patch of the series to include")
     parser.add_argument("--scratch-patch", type=Path, help="a patch outside the series, for negative controls")
     args = parser.parse_args(argv)
+    # The environment that runs this script may hold cmake and ninja without being activated.
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     try:
         if args.command == "path":
             dest = entry(args.preset, patches_of(args.preset, args.upto))

@@ -68,12 +68,12 @@ def write_json(path: Path, result: dict[str, Any]) -> None:
 
 def rows(result: dict[str, Any]) -> list[list[str]]:
     """Table cells, the heading first."""
-    out = [["mode", "tokens / round", "rounds", "tok/s (median ± MAD)", "ms / round", "equal to AR"]]
+    out = [["mode", "tokens/round", "rounds", "tok/s", "± MAD", "ms/round", "equal to AR"]]
     for mode, m in result["modes"].items():
-        name = f"{mode} (n_max {m['n_max']})" if "n_max" in m else mode
+        name = f"{mode} {m['n_max']}" if "n_max" in m else mode
         equal = f"{m['identical']} of {result['prompts']}" if "identical" in m else "-"
-        speed = f"{m['tok_s']:.1f} ± {m['tok_s_mad']:.1f}"
-        out.append([name, f"{m['mean_accepted']:.2f}", str(m["rounds"]), speed, f"{m['ms_per_round']:.2f}", equal])
+        speed = (f"{m['tok_s']:.1f}", f"{m['tok_s_mad']:.1f}" if len(m["tok_s_repeats"]) > 1 else "-")
+        out.append([name, f"{m['mean_accepted']:.2f}", str(m["rounds"]), *speed, f"{m['ms_per_round']:.2f}", equal])
     return out
 
 
@@ -82,7 +82,7 @@ def table(result: dict[str, Any]) -> Table:
     head, *body = rows(result)
     out = Table(title=f"{result['prompts']} prompts x {result['n_predict']} tokens, {result['models']['target']['name']}")
     for i, name in enumerate(head):
-        out.add_column(name, justify="left" if i == 0 else "right")
+        out.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
     for row in body:
         out.add_row(*row)
     return out

@@ -1,10 +1,11 @@
 // Runs a target and a DFlash draft over given tokens and writes what each computed, as .npy files:
 //   logits        {n_vocab, n_tokens}      target logits of every token
 //   taps          {n_embd * n_taps, n}     inputs of the tapped layers, in the draft's order
+//   tap_layers    {n_taps}                 which layers those are
 //   block_ids     {n_block}                ids that the draft block was given
 //   block_logits  {n_vocab, n_block}       draft logits of every block position
 //   draft         {n_draft}                drafted tokens
-//   abi           {n_sizes}                sizes of the public structs (tests/native/test_abi.py)
+// and, for tests/native/test_abi.py, abi.txt: "STRUCT SIZE" and "STRUCT.FIELD OFFSET" lines of the public structs.
 //
 // usage: llama-dflash-probe golden TARGET DRAFT N_MAX OUT_DIR ID [ID ...]
 //        llama-dflash-probe abi OUT_DIR
@@ -17,6 +18,7 @@
 #include "llama-ext.h"
 #include "speculative.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -57,8 +59,10 @@ struct seen_ids {
 };
 
 static bool on_eval(ggml_tensor * t, bool ask, void * user_data) {
-    const ggml_tensor * ids = t->op == GGML_OP_GET_ROWS ? t->src[1] : nullptr;
-    if (ids == nullptr || strcmp(ids->name, "inp_tokens") != 0) {
+    // the draft's graph gives its token input no name: the table that the rows come from tells
+    const bool is_lookup = t->op == GGML_OP_GET_ROWS && strcmp(t->src[0]->name, "token_embd.weight") == 0;
+    const ggml_tensor * ids = is_lookup ? t->src[1] : nullptr;
+    if (ids == nullptr || ids->type != GGML_TYPE_I32) {
         return !ask;
     }
     if (!ask) {
@@ -71,21 +75,106 @@ static bool on_eval(ggml_tensor * t, bool ask, void * user_data) {
 
 #define CHECK(cond, ...) do { if (!(cond)) { fprintf(stderr, "probe: " __VA_ARGS__); fputc('\n', stderr); exit(1); } } while (0)
 
+#define SIZE(type)        fprintf(f, #type " %zu\n", sizeof(type))
+#define FIELD(type, name) fprintf(f, #type "." #name " %zu\n", offsetof(type, name))
+
+static void abi_model_params(FILE * f) {
+    SIZE(llama_model_params);
+    FIELD(llama_model_params, devices);
+    FIELD(llama_model_params, tensor_buft_overrides);
+    FIELD(llama_model_params, n_gpu_layers);
+    FIELD(llama_model_params, split_mode);
+    FIELD(llama_model_params, load_mode);
+    FIELD(llama_model_params, lazy_mode);
+    FIELD(llama_model_params, main_gpu);
+    FIELD(llama_model_params, tensor_split);
+    FIELD(llama_model_params, progress_callback);
+    FIELD(llama_model_params, progress_callback_user_data);
+    FIELD(llama_model_params, kv_overrides);
+    FIELD(llama_model_params, vocab_only);
+    FIELD(llama_model_params, check_tensors);
+    FIELD(llama_model_params, use_extra_bufts);
+    FIELD(llama_model_params, no_host);
+    FIELD(llama_model_params, no_alloc);
+    FIELD(llama_model_params, load_mtp);
+}
+
+static void abi_context_params(FILE * f) {
+    SIZE(llama_context_params);
+    FIELD(llama_context_params, n_ctx);
+    FIELD(llama_context_params, n_batch);
+    FIELD(llama_context_params, n_ubatch);
+    FIELD(llama_context_params, n_seq_max);
+    FIELD(llama_context_params, n_rs_seq);
+    FIELD(llama_context_params, n_outputs_max);
+    FIELD(llama_context_params, n_outputs_max_per_seq);
+    FIELD(llama_context_params, n_threads);
+    FIELD(llama_context_params, n_threads_batch);
+    FIELD(llama_context_params, ctx_type);
+    FIELD(llama_context_params, rope_scaling_type);
+    FIELD(llama_context_params, pooling_type);
+    FIELD(llama_context_params, attention_type);
+    FIELD(llama_context_params, flash_attn_type);
+    FIELD(llama_context_params, rope_freq_base);
+    FIELD(llama_context_params, rope_freq_scale);
+    FIELD(llama_context_params, yarn_ext_factor);
+    FIELD(llama_context_params, yarn_attn_factor);
+    FIELD(llama_context_params, yarn_beta_fast);
+    FIELD(llama_context_params, yarn_beta_slow);
+    FIELD(llama_context_params, yarn_orig_ctx);
+    FIELD(llama_context_params, defrag_thold);
+    FIELD(llama_context_params, cb_eval);
+    FIELD(llama_context_params, cb_eval_user_data);
+    FIELD(llama_context_params, type_k);
+    FIELD(llama_context_params, type_v);
+    FIELD(llama_context_params, abort_callback);
+    FIELD(llama_context_params, abort_callback_data);
+    FIELD(llama_context_params, embeddings);
+    FIELD(llama_context_params, offload_kqv);
+    FIELD(llama_context_params, no_perf);
+    FIELD(llama_context_params, op_offload);
+    FIELD(llama_context_params, swa_full);
+    FIELD(llama_context_params, kv_unified);
+    FIELD(llama_context_params, samplers);
+    FIELD(llama_context_params, n_samplers);
+    FIELD(llama_context_params, ctx_other);
+}
+
+static void abi_batch(FILE * f) {
+    SIZE(llama_batch);
+    FIELD(llama_batch, n_tokens);
+    FIELD(llama_batch, token);
+    FIELD(llama_batch, embd);
+    FIELD(llama_batch, pos);
+    FIELD(llama_batch, n_seq_id);
+    FIELD(llama_batch, seq_id);
+    FIELD(llama_batch, logits);
+}
+
 static void probe_abi(const std::string & out) {
-    const std::vector<int32_t> sizes = {
-        (int32_t) sizeof(llama_model_params),
-        (int32_t) sizeof(llama_context_params),
-        (int32_t) sizeof(llama_batch),
-        (int32_t) sizeof(llama_token_data),
-        (int32_t) sizeof(llama_token_data_array),
-        (int32_t) sizeof(llama_model_quantize_params),
-        (int32_t) sizeof(llama_sampler_chain_params),
-        (int32_t) sizeof(llama_logit_bias),
-        (int32_t) sizeof(llama_chat_message),
-        (int32_t) sizeof(llama_perf_context_data),
-        (int32_t) sizeof(llama_model_kv_override),
-    };
-    write_npy(out + "/abi.npy", sizes.data(), sizes.size(), 0);
+    FILE * f = fopen((out + "/abi.txt").c_str(), "w");
+    CHECK(f != nullptr, "cannot write %s/abi.txt", out.c_str());
+    abi_model_params(f);
+    abi_context_params(f);
+    abi_batch(f);
+    SIZE(llama_token_data);
+    SIZE(llama_token_data_array);
+    SIZE(llama_model_kv_override);
+    SIZE(llama_model_tensor_override);
+    SIZE(llama_model_imatrix_data);
+    SIZE(llama_model_quantize_params);
+    SIZE(llama_sampler_seq_config);
+    SIZE(llama_sampler_chain_params);
+    SIZE(llama_sampler_data);
+    SIZE(llama_sampler_i);
+    SIZE(llama_sampler);
+    SIZE(llama_logit_bias);
+    SIZE(llama_chat_message);
+    SIZE(llama_embd);
+    SIZE(llama_perf_context_data);
+    SIZE(llama_perf_sampler_data);
+    SIZE(llama_opt_params);
+    fclose(f);
 }
 
 static void decode_context(llama_context * ctx_tgt, common_speculative * spec, const std::vector<llama_token> & ids) {
@@ -114,6 +203,9 @@ static void probe_golden(const char * path_tgt, const char * path_dft, int n_max
     params.n_outputs_max     = (int32_t) ids.size();
     params.n_outputs_max_per_seq = (int32_t) ids.size();
     params.cpuparams.n_threads   = 2;
+    postprocess_cpu_params(params.cpuparams_batch,                   &params.cpuparams); // the command line's parser does it
+    postprocess_cpu_params(params.speculative.draft.cpuparams,       &params.cpuparams);
+    postprocess_cpu_params(params.speculative.draft.cpuparams_batch, &params.cpuparams_batch);
     params.speculative.types = { COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH };
     params.speculative.draft.mparams.path     = path_dft;
     params.speculative.draft.n_max            = n_max;
@@ -164,6 +256,7 @@ static void probe_golden(const char * path_tgt, const char * path_dft, int n_max
             memcpy(&features[(i * n_taps + k) * n_embd], layer + i * n_embd, n_embd * sizeof(float));
         }
     }
+    write_npy(out + "/tap_layers.npy", taps, n_taps, 0);
     write_npy(out + "/taps.npy", features.data(), n_tokens, n_taps * n_embd);
 
     llama_tokens draft;
@@ -175,7 +268,9 @@ static void probe_golden(const char * path_tgt, const char * path_dft, int n_max
     dparams.id_last  = ids.back();
     dparams.prompt   = &context;
     dparams.result   = &draft;
+    seen.ids.clear(); // only the draft block's own graph counts
     common_speculative_draft(spec.get());
+    CHECK(!seen.ids.empty(), "the draft block looked no tokens up");
 
     write_npy(out + "/block_ids.npy", seen.ids.data(), seen.ids.size(), 0);
     std::vector<float> block_logits;

@@ -1,0 +1,76 @@
+# Everything lives in .venv; nothing has to be activated. Two commands do all set-up: make demo, make test.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: help setup demo test test-unit test-patches test-native test-server test-packaging native vendor refresh check-patches lint fmt docs clean
+
+help:            ## list the targets
+	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  +##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
+
+setup: $(VENV)/.installed ## environment with the package in it, built for this machine
+
+$(VENV)/.tools:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python is too old: $$($(PYTHON) --version), expected 3.10 or newer; set PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "python -m venv failed; on Debian: apt install python3-venv" >&2; exit 1; }
+	$(BIN)/pip install -q --upgrade "pip>=23" "cmake>=3.21,<4.1" ninja
+	@touch $@
+
+# One native build serves the editable install, the wheel and the tests.
+$(VENV)/.installed: $(VENV)/.tools pyproject.toml CMakeLists.txt CMakePresets.json vendor/pin.txt patches/series $(wildcard patches/*.patch cmake/* scripts/vendor.py scripts/native.py)
+	prefix=$$($(BIN)/python scripts/native.py build native) && \
+	  LLAMA_DFLASH_PREBUILT="$$prefix" $(BIN)/pip install -q -e ".[bench,test]"
+	@touch $@
+
+demo: setup      ## the embedded trained pair, plain and with drafts
+	@$(BIN)/llama-dflash demo
+
+test: setup lint check-patches ## everything
+	$(BIN)/python -m pytest -m "not gpu"
+
+test-unit: setup ## no native library
+	$(BIN)/python -m pytest tests/unit tests/patches
+
+test-patches: setup ## the patch queue's own tests
+	$(BIN)/python -m pytest tests/patches
+
+test-native: setup ## exact build: arithmetic, golden vectors, text equality
+	$(BIN)/python -m pytest tests/native
+
+test-server: setup ## llama-server on loopback
+	$(BIN)/python -m pytest tests/server
+
+test-packaging: setup ## wheels, fresh environments
+	$(BIN)/python -m pytest tests/packaging -m "not gpu"
+
+native: setup    ## also build the exact preset and the unpatched reference
+	$(BIN)/python scripts/native.py build exact
+	$(BIN)/python scripts/native.py build reference
+
+vendor: $(VENV)/.tools ## unpack and patch llama.cpp for editing (docs/patches.md)
+	$(BIN)/python scripts/vendor.py prepare
+
+refresh: $(VENV)/.tools ## export the commits of vendor/llama.cpp to patches/
+	$(BIN)/python scripts/patchq.py refresh
+
+check-patches: $(VENV)/.tools ## the queue applies, is exported and in order
+	@$(BIN)/python scripts/patchq.py check
+
+$(VENV)/.lint: $(VENV)/.tools pyproject.toml
+	$(BIN)/pip install -q ruff==0.15.7 mypy==1.18.2 numpy click rich
+	@touch $@
+
+lint: $(VENV)/.lint setup ## style and types; docs/cli.md is current
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/python scripts/gen_cli_docs.py --check
+
+fmt: $(VENV)/.lint ## fix what can be fixed
+	$(BIN)/ruff check --fix .
+
+docs: setup      ## regenerate docs/cli.md
+	$(BIN)/python scripts/gen_cli_docs.py
+
+clean:           ## the environment and build folders; the build cache stays
+	rm -rf $(VENV) build dist

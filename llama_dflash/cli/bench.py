@@ -1,0 +1,94 @@
+"""`bench`: speed and acceptance of the modes, repeats interleaved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llama_dflash import builds
+from llama_dflash.bench import cases, compare, report, stats
+from llama_dflash.bench.run import Job, Pass, run_pass
+from llama_dflash.cli import _options, _output
+from llama_dflash.cli.verify import write
+from llama_dflash.errors import UsageError
+from llama_dflash.spec import MODES, RunConfig
+
+
+def parse_modes(text: str) -> list[str]:
+    """Split and check a comma-separated list of modes."""
+    modes = [m.strip() for m in text.split(",") if m.strip()]
+    for m in modes:
+        if m not in MODES:
+            raise UsageError(f"--modes has {m!r}, expected some of {', '.join(MODES)}", "separate them by commas")
+    if not modes or len(set(modes)) != len(modes):
+        raise UsageError(f"--modes is {text!r}, expected each mode once", f"such as --modes {','.join(MODES)}")
+    return modes
+
+
+@click.command()
+@_options.model_options
+@click.option("--modes", default="ar,chain", show_default=True, help="Modes to run, comma separated.")
+@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Passes over the prompts in every mode.")
+@_options.job_options
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Write a PNG here.  [default: plot.png in --out]")
+@click.option("--markdown", is_flag=True, help="Print a Markdown table.")
+@_options.native_option
+@_options.json_option
+def bench(model: Path | None, draft: Path | None, n_max: int | None, modes: str, repeats: int, prompt_set: str,
+          n_prompts: int | None, n_predict: int, temperature: float, seed: int, stop_at_eos: bool, threads: int | None,
+          out: Path | None, plot: Path | None, markdown: bool, native: str, as_json: bool) -> None:  # fmt: skip
+    """Measure tokens a second and tokens a round in several modes.
+
+    Every repeat runs all modes before the next begins, each on a freshly started server; figures are medians over repeats.
+    Writes result.json, tokens.json, result.md and plot.png to --out.
+    """
+    names = parse_modes(modes)
+    configs = {m: _options.run_config(model, draft, n_max, m) for m in names}
+    job = Job(cases.load(prompt_set, n_prompts), n_predict, _options.sampling(temperature, seed), not stop_at_eos,
+              ("-t", str(threads)) if threads else ())  # fmt: skip
+    build = builds.resolve(native)
+    folder = out or Path(".bench") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
+    with _output.progress("bench", repeats * len(names) * len(job.cases)) as bar:
+        passes = measure(build, configs, job, repeats, lambda: bar.advance(bar.task_ids[0]))
+    result = summarize("bench", build, configs, job, passes)
+    result["repeats"] = repeats
+    result["files"] = write(folder, result, job, {m: p[0] for m, p in passes.items()})
+    (folder / "result.md").write_text(report.markdown(result) + "\n")
+    report.plot(plot or folder / "plot.png", result)
+    if as_json:
+        _output.data_json(result)
+    elif markdown:
+        _output.data(report.markdown(result))
+    else:
+        _output.show(report.table(result))
+    _output.note(f"files: {folder}")
+
+
+def measure(build: builds.Build, configs: dict[str, RunConfig], job: Job, repeats: int,
+            step: Callable[[], None]) -> dict[str, list[Pass]]:  # fmt: skip
+    """Run every mode `repeats` times, interleaved; returns the passes of each mode."""
+    passes: dict[str, list[Pass]] = {m: [] for m in configs}
+    for _ in range(repeats):
+        for m, config in configs.items():
+            passes[m].append(run_pass(build, config, job, step))
+    return passes
+
+
+def summarize(command: str, build: builds.Build, configs: dict[str, RunConfig], job: Job,
+              passes: dict[str, list[Pass]]) -> dict[str, Any]:  # fmt: skip
+    """The result of several modes; each is compared with AR where AR was run."""
+    widest = next((c for c in configs.values() if c.draft), next(iter(configs.values())))
+    result = report.header(command, build, widest, job)
+    result["modes"] = {m: stats.mode_figures(p) for m, p in passes.items()}
+    for m in _others(list(configs)):
+        found = compare.divergences(job.cases, passes["ar"][0], passes[m][0])
+        result["modes"][m] |= {"identical": len(job.cases) - len(found), "diverged": found}
+    return result
+
+
+def _others(modes: Sequence[str]) -> list[str]:
+    return [m for m in modes if m != "ar"] if "ar" in modes else []

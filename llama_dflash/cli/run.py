@@ -1,0 +1,103 @@
+"""`run`: one answer or a chat in the terminal, through llama-cli."""
+
+from __future__ import annotations
+
+import codecs
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import IO
+
+import click
+
+from llama_dflash import builds
+from llama_dflash.argv import cli_argv
+from llama_dflash.cli import _options, _output
+from llama_dflash.cli.serve import check_memory
+from llama_dflash.errors import DFlashError, ServerError
+
+# llama-cli ends its answer with one line of timings; the answer itself is what stands between its echo and that line.
+_TIMINGS = re.compile(r"\n?\n\[ (Prompt: [^\]\n]*) \]\n")
+_HOLD_BACK_CHARS = 200
+_ECHO_LIMIT_BYTES = 500
+
+
+@click.command(cls=_options.PassThrough)
+@_options.model_options
+@click.option("-p", "--prompt", help="Answer this and exit; without it, chat.")
+@click.option("-n", "--n-predict", type=click.IntRange(min=1), help="Most tokens to generate.  [default: 128 with -p]")
+@click.option("--raw/--chat", default=None, help="Continue the text, or answer in the model's chat format.  [default: raw for the embedded pair]")
+@_options.ctx_option
+@_options.native_option
+@click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[-- LLAMA_CLI_FLAGS...]")
+@click.pass_context
+def run(ctx: click.Context, model: Path | None, draft: Path | None, n_max: int | None, prompt: str | None, n_predict: int | None,
+        raw: bool | None, ctx_size: int | None, native: str, extra: tuple[str, ...]) -> None:  # fmt: skip
+    """Complete one prompt (-p) or chat.
+
+    With -p the text goes to stdout, and the effective mode and the timings to stderr.
+    Flags behind '--' go to llama-cli unchanged.
+    """
+    if prompt is not None and not prompt.strip():
+        raise click.UsageError("-p is empty, expected a prompt", ctx)
+    flags = [*(("-c", str(ctx_size)) if ctx_size else ()), *_options.passed_through(ctx, extra)]
+    config = _options.run_config(model, draft, n_max)
+    build = builds.resolve(native)
+    check_memory(config, build, flags)
+    use_raw = (model is None) if raw is None else raw
+    limit = n_predict if n_predict is not None or prompt is None else 128
+    argv = [str(build.program("llama-cli"))]
+    argv += cli_argv(config, prompt=prompt, n_predict=limit, raw=use_raw, exact=build.is_exact, extra=flags)
+    if prompt is None:
+        code = subprocess.run(argv).returncode
+        if code not in (0, 130):
+            raise DFlashError(f"llama-cli exited with code {code}", "its last lines say why")
+        return
+    _one_shot(argv, prompt)
+
+
+def _one_shot(argv: list[str], prompt: str) -> None:
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        process = subprocess.Popen([*argv, "--simple-io"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
+        assert process.stdout is not None
+        try:
+            head, timings = _stream(process.stdout, prompt)
+        except BaseException:
+            process.terminate()
+            raise
+        finally:
+            code = process.wait()
+        log.seek(0)
+        if code or not timings:
+            errors = [line.strip() for line in log if " E " in line or "error" in line.lower()]
+            raise ServerError(f"llama-cli exited with code {code}: {(errors or ['no answer'])[0]}", "run the model with serve -v for its log")
+    mode = next((line for line in head.splitlines() if line.startswith("speculative:")), "speculative: mode = unknown")
+    _output.note(f"[{mode.removeprefix('speculative: ')} | {timings}]")
+
+
+def _stream(stream: IO[bytes], prompt: str) -> tuple[str, str]:
+    """Copy the answer to stdout as it comes; returns what stood before it and the timings line."""
+    shown = prompt.encode()
+    if len(shown) > _ECHO_LIMIT_BYTES:
+        shown = shown[:_ECHO_LIMIT_BYTES] + b" ... (truncated)"
+    echo = f"\n> {shown.decode(errors='replace')}\n"
+    text, head, timings = "", "", ""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    while piece := stream.read1(4096):  # type: ignore[attr-defined]
+        text += decoder.decode(piece)
+        if not head:
+            at = text.find(echo)
+            if at < 0:
+                continue
+            head, text = text[:at] or "\n", text[at + len(echo) :]
+        if (match := _TIMINGS.search(text)) and not timings:
+            sys.stdout.write(text[: match.start()] + "\n")
+            timings, text = match[1], ""
+        elif not timings and len(text) > _HOLD_BACK_CHARS:
+            sys.stdout.write(text[:-_HOLD_BACK_CHARS])
+            sys.stdout.flush()
+            text = text[-_HOLD_BACK_CHARS:]
+    sys.stdout.flush()
+    return head, timings

@@ -1,0 +1,84 @@
+"""`serve`: llama-server with checks before, the effective mode at the start, and the reason when it dies."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from llama_dflash import builds, gguf, memory
+from llama_dflash.cli import _options, _output
+from llama_dflash.errors import ServerError
+from llama_dflash.server import Server
+from llama_dflash.spec import RunConfig
+
+
+class _Stopped(BaseException):
+    """SIGTERM: unwinds like Ctrl-C does."""
+
+
+def _on_sigterm(signum: int, frame: FrameType | None) -> None:
+    raise _Stopped
+
+
+def check_memory(config: RunConfig, build: builds.Build, flags: list[str]) -> None:
+    """Refuse a context that cannot fit; a GPU build has llama.cpp's own check."""
+    if build.info["backend"] == "cpu":
+        models = [gguf.read(path) for path in (config.target, config.draft) if path is not None]
+        memory.check_context(models, flags)
+
+
+@click.command(cls=_options.PassThrough)
+@_options.model_options
+@_options.ctx_option
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8080, show_default=True)
+@_options.native_option
+@_options.json_option
+@click.option("-v", "--verbose", is_flag=True, help="Show llama-server's log on stderr.")
+@click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[-- LLAMA_SERVER_FLAGS...]")
+@click.pass_context
+def serve(ctx: click.Context, model: Path | None, draft: Path | None, n_max: int | None, ctx_size: int | None, host: str, port: int,
+          native: str, as_json: bool, verbose: bool, extra: tuple[str, ...]) -> None:  # fmt: skip
+    """Serve a model over HTTP: OpenAI (/v1/chat/completions, /v1/completions), Anthropic (/v1/messages) and llama.cpp's own API.
+
+    Flags behind '--' go to llama-server unchanged. Ctrl-C or SIGTERM stops it.
+    """
+    flags = [*(("-c", str(ctx_size)) if ctx_size else ()), *_options.passed_through(ctx, extra)]
+    config = _options.run_config(model, draft, n_max)
+    build = builds.resolve(native)
+    check_memory(config, build, flags)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _on_sigterm)
+    server = Server(build, config, host=host, port=port, extra=flags, on_line=_output.note if verbose else None)
+    try:
+        with server:
+            _announce(server, as_json)
+            code = server.wait()
+    except (KeyboardInterrupt, _Stopped):
+        _output.note("llama-dflash: stopped")
+        return
+    except ServerError:
+        _show_tail(server, verbose)
+        raise
+    _show_tail(server, verbose)
+    if code != 0:
+        raise ServerError(server.death_message(), "see the lines above")
+
+
+def _announce(server: Server, as_json: bool) -> None:
+    mode = server.client.effective_mode()
+    if as_json:
+        _output.data_json({"schema": 1, "command": "serve", "url": server.client.url, "effective": mode})
+    else:
+        _output.data(f"{server.client.url}  {mode['str']}")
+    _output.note("llama-dflash: ready; Ctrl-C stops it")
+
+
+def _show_tail(server: Server, verbose: bool) -> None:
+    if not verbose and server.returncode is not None:
+        for line in server.log_tail():
+            _output.note(f"  {line}")
