@@ -19,8 +19,10 @@ def find(relative: str) -> Path:
         path = Path(root) / relative
         if path.exists():
             return path
-    raise BuildError(f"{relative} is not in {', '.join(llama_dflash.__path__)}; expected an installed package",
-                     "run 'make setup' in the checkout, or 'pip install .'")  # fmt: skip
+    raise BuildError(
+        f"{relative} is not in {', '.join(llama_dflash.__path__)}; expected an installed package",
+        "run 'make setup' in the checkout, or 'pip install .'",
+    )
 
 
 def recipe_root() -> Path | None:

@@ -27,8 +27,15 @@ def server_argv(config: RunConfig, host: str, port: int, *, exact: bool = False,
     return [*flags, *(EXACT_FLAGS if exact else ()), *extra]
 
 
-def cli_argv(config: RunConfig, *, prompt: str | None = None, n_predict: int | None = None, raw: bool = False,
-             exact: bool = False, extra: Sequence[str] = ()) -> list[str]:  # fmt: skip
+def cli_argv(
+    config: RunConfig,
+    *,
+    prompt: str | None = None,
+    n_predict: int | None = None,
+    raw: bool = False,
+    exact: bool = False,
+    extra: Sequence[str] = (),
+) -> list[str]:
     """Arguments of llama-cli.
 
     Args:

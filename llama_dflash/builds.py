@@ -73,15 +73,19 @@ def resolve(native: str) -> Build:
     for package in (folder / "llama_dflash", folder):
         if (package / "BUILD_INFO.json").is_file():
             return read_build(package.resolve())
-    raise UsageError(f"--native {native!r} is neither a preset nor the folder of a finished build",
-                     f"use one of: {INSTALLED}, {', '.join(PRESETS)}")  # fmt: skip
+    raise UsageError(
+        f"--native {native!r} is neither a preset nor the folder of a finished build",
+        f"use one of: {INSTALLED}, {', '.join(PRESETS)}",
+    )
 
 
 def _build_preset(preset: str) -> Path:
     root = _paths.recipe_root()
     if root is None:
-        raise BuildError(f"--native {preset} has to be compiled, and the build recipe is not beside the package",
-                         "run the command from the checkout's .venv")  # fmt: skip
+        raise BuildError(
+            f"--native {preset} has to be compiled, and the build recipe is not beside the package",
+            "run the command from the checkout's .venv",
+        )
     cmd = [sys.executable, str(root / "scripts" / "native.py"), "build", preset]
     done = subprocess.run(cmd, stdout=subprocess.PIPE, text=True)
     if done.returncode:

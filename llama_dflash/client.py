@@ -87,8 +87,9 @@ class Client:
         unknown = {"mode": "unknown", "n_max": 0, "reason": "the server does not tell", "str": "mode = unknown"}
         return dict(self.get("/props").get("speculative") or unknown)
 
-    def complete(self, prompt: str | list[int], n_predict: int, sampling: Sampling, i_prompt: int = 0,
-                 **fields: Any) -> Completion:  # fmt: skip
+    def complete(
+        self, prompt: str | list[int], n_predict: int, sampling: Sampling, i_prompt: int = 0, **fields: Any
+    ) -> Completion:
         """Complete one prompt through /completion, without reusing an earlier prompt's cache."""
         body = {"prompt": prompt, "n_predict": n_predict, "cache_prompt": False, "return_tokens": True}
         reply = self.post("/completion", {**body, **sampling.fields(i_prompt), **fields})

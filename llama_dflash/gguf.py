@@ -106,18 +106,24 @@ class ModelFacts:
     def require_target(self) -> ModelFacts:
         """Raise ModelFileError if this is a draft; else return self."""
         if self.is_draft:
-            raise ModelFileError(f"{self.path} is a draft (architecture {self.arch!r}), expected a target model",
-                                 "pass it as the draft (-md), with its target as the model (-m)")  # fmt: skip
+            raise ModelFileError(
+                f"{self.path} is a draft (architecture {self.arch!r}), expected a target model",
+                "pass it as the draft (-md), with its target as the model (-m)",
+            )
         return self
 
     def require_draft(self) -> ModelFacts:
         """Raise ModelFileError if this is not a draft that the pinned llama.cpp loads; else return self."""
         if self.arch in OLD_DRAFT_ARCHS:
-            raise ModelFileError(f"{self.path} is a draft in an older key scheme ({self.arch!r}), expected {DRAFT_ARCH!r}",
-                                 "convert the draft's checkpoint again with the pinned llama.cpp's convert_hf_to_gguf.py")  # fmt: skip
+            raise ModelFileError(
+                f"{self.path} is a draft in an older key scheme ({self.arch!r}), expected {DRAFT_ARCH!r}",
+                "convert the draft's checkpoint again with the pinned llama.cpp's convert_hf_to_gguf.py",
+            )
         if self.arch != DRAFT_ARCH:
-            raise ModelFileError(f"{self.path} is a {self.arch!r} model, expected a draft (architecture {DRAFT_ARCH!r})",
-                                 "pass it as the model (-m), and a draft trained for it as the draft (-md)")  # fmt: skip
+            raise ModelFileError(
+                f"{self.path} is a {self.arch!r} model, expected a draft (architecture {DRAFT_ARCH!r})",
+                "pass it as the model (-m), and a draft trained for it as the draft (-md)",
+            )
         return self
 
 
@@ -139,8 +145,9 @@ def read(path: Path) -> ModelFacts:
     except OSError as e:
         raise ModelFileError(f"{path} cannot be read ({e.strerror}), expected a GGUF file", "check its permissions") from e
     if magic != MAGIC:
-        raise ModelFileError(f"{path} is not a GGUF file: it starts with {magic!r}, expected {MAGIC!r}",
-                             "convert the model to GGUF first")  # fmt: skip
+        raise ModelFileError(
+            f"{path} is not a GGUF file: it starts with {magic!r}, expected {MAGIC!r}", "convert the model to GGUF first"
+        )
     return _parse(path, size_bytes)
 
 
@@ -158,8 +165,10 @@ def _parse(path: Path, size_bytes: int) -> ModelFacts:
             weight_bytes[t.tensor_type.name] += int(t.n_bytes)
         end_bytes = max((int(t.data_offset) + int(t.n_bytes) for t in reader.tensors), default=0)
     except Exception as e:  # the reader raises whatever numpy meets in a cut-off file
-        raise ModelFileError(f"{path} is damaged or truncated ({size_bytes} bytes; {type(e).__name__}: {_one_line(e)})",
-                             "download or convert it again") from e  # fmt: skip
+        raise ModelFileError(
+            f"{path} is damaged or truncated ({size_bytes} bytes; {type(e).__name__}: {_one_line(e)})",
+            "download or convert it again",
+        ) from e
     if end_bytes > size_bytes:
         raise ModelFileError(f"{path} is truncated: {size_bytes} bytes, expected {end_bytes}", "download or convert it again")
     if not fields.get("general.architecture"):
@@ -190,7 +199,7 @@ def _hidden_size(target: ModelFacts, draft: ModelFacts) -> str:
         return "the draft has no tensor fc.weight"
     n_taps = len(draft.target_layers)
     if n_taps and fc[0] != n_taps * target.n_embd:
-        return (f"the draft reads {n_taps} layers of width {fc[0] / n_taps:g}, the target's hidden size is {target.n_embd}")  # fmt: skip
+        return f"the draft reads {n_taps} layers of width {fc[0] / n_taps:g}, the target's hidden size is {target.n_embd}"
     own_head = "token_embd.weight" in draft.tensors
     if not own_head and draft.n_embd != target.n_embd:
         return f"the draft shares the target's embedding but has hidden size {draft.n_embd}, the target {target.n_embd}"
@@ -219,5 +228,6 @@ def check_pair(target: ModelFacts, draft: ModelFacts) -> None:
     draft.require_draft()
     problems = pairing_problems(target, draft)
     if problems:
-        raise PairingError(f"{draft.path.name} does not fit {target.path.name}: {problems[0]}",
-                           "use the draft that was trained for this target")  # fmt: skip
+        raise PairingError(
+            f"{draft.path.name} does not fit {target.path.name}: {problems[0]}", "use the draft that was trained for this target"
+        )

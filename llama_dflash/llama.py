@@ -9,7 +9,7 @@ from llama_dflash import gguf
 from llama_dflash._bindings import llama_cpp
 
 
-class Llama(llama_cpp.Llama):  # type: ignore[misc]
+class Llama(llama_cpp.Llama):  # type: ignore[misc, name-defined]
     """A drop-in for `llama_cpp.Llama`: same arguments, same methods, same results.
 
     `isinstance(llm, llama_cpp.Llama)` holds, so code that takes llama-cpp-python's class takes this one.

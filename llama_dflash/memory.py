@@ -10,8 +10,17 @@ from llama_dflash.errors import UsageError
 from llama_dflash.gguf import ModelFacts
 
 # Bytes per value of the KV types that llama.cpp takes.
-KV_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32,
-            "q4_0": 18 / 32, "iq4_nl": 18 / 32}  # fmt: skip
+KV_BYTES = {
+    "f32": 4.0,
+    "f16": 2.0,
+    "bf16": 2.0,
+    "q8_0": 34 / 32,
+    "q5_1": 24 / 32,
+    "q5_0": 22 / 32,
+    "q4_1": 20 / 32,
+    "q4_0": 18 / 32,
+    "iq4_nl": 18 / 32,
+}
 GIB = 2**30
 
 
@@ -61,5 +70,7 @@ def check_context(models: Sequence[ModelFacts], flags: Sequence[str]) -> None:
     need = kv_bytes(models[0], int(text), k_type, v_type) + sum(kv_bytes(m, int(text)) for m in models[1:])
     have = available_bytes()
     if have is not None and need > have:
-        raise UsageError(f"a context of {text} tokens needs {need / GIB:.1f} GiB of KV cache, expected at most {have / GIB:.1f} GiB",
-                         "choose a smaller -c, or a smaller KV type (-- -ctk q8_0 -ctv q8_0)")  # fmt: skip
+        raise UsageError(
+            f"a context of {text} tokens needs {need / GIB:.1f} GiB of KV cache, expected at most {have / GIB:.1f} GiB",
+            "choose a smaller -c, or a smaller KV type (-- -ctk q8_0 -ctv q8_0)",
+        )

@@ -37,8 +37,10 @@ def check_port(host: str, port: int) -> None:
         try:
             s.bind((host, port))
         except OSError as e:
-            raise ServerError(f"port {port} on {host} cannot be used ({e.strerror}), expected a free port",
-                              "stop the program that holds it, or choose another with --port") from e  # fmt: skip
+            raise ServerError(
+                f"port {port} on {host} cannot be used ({e.strerror}), expected a free port",
+                "stop the program that holds it, or choose another with --port",
+            ) from e
 
 
 class Server:
@@ -56,8 +58,16 @@ class Server:
         ServerError: on entry, when it dies or is not ready in time; the last log lines are in the message.
     """
 
-    def __init__(self, build: Build, config: RunConfig, *, host: str = "127.0.0.1", port: int | None = None,
-                 extra: Sequence[str] = (), on_line: Callable[[str], None] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        build: Build,
+        config: RunConfig,
+        *,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        extra: Sequence[str] = (),
+        on_line: Callable[[str], None] | None = None,
+    ) -> None:
         self.host = host
         self.port = free_port() if port is None else port
         self.argv = [str(build.program("llama-server"))]
@@ -76,8 +86,15 @@ class Server:
     def __enter__(self) -> Server:
         check_port(self.host, self.port)
         # A group of its own: Ctrl-C reaches us alone, and we stop the server in order.
-        self._process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                         text=True, errors="replace", start_new_session=True)  # fmt: skip
+        self._process = subprocess.Popen(
+            self.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
         assert self._process.stdout is not None
         self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
         self._reader.start()

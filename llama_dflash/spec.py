@@ -45,6 +45,8 @@ class RunConfig:
         limit = draft.block_size - 1
         n_max = limit if self.n_max is None else self.n_max
         if not 1 <= n_max <= limit:
-            raise UsageError(f"n_max is {n_max}, expected 1..{limit} for a draft of block size {draft.block_size}",
-                             "leave it out for the longest draft")  # fmt: skip
+            raise UsageError(
+                f"n_max is {n_max}, expected 1..{limit} for a draft of block size {draft.block_size}",
+                "leave it out for the longest draft",
+            )
         return RunConfig(self.target, self.draft, n_max)

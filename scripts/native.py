@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import vendor  # noqa: E402
+import vendor
 
 ROOT = vendor.ROOT
 PRESETS = ("native", "cpu", "exact", "cuda", "asan", "reference")

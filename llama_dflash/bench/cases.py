@@ -47,8 +47,10 @@ def _from_file(path: Path) -> list[Case]:
     try:
         return [Case(str(p["name"]), str(p["text"])) for p in json.loads(path.read_text())["prompts"]]
     except (ValueError, KeyError, TypeError) as e:
-        raise UsageError(f'{path} is no prompt set ({type(e).__name__}: {e}), expected {{"prompts": [{{"name", "text"}}, ..]}}',
-                         "see docs/cli.md") from e  # fmt: skip
+        raise UsageError(
+            f'{path} is no prompt set ({type(e).__name__}: {e}), expected {{"prompts": [{{"name", "text"}}, ..]}}',
+            "see docs/cli.md",
+        ) from e
 
 
 def _humaneval() -> list[Case]:

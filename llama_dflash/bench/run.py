@@ -51,8 +51,10 @@ def run_pass(build: Build, config: RunConfig, job: Job, on_done: Callable[[], No
     with Server(build, config, extra=flags) as server:
         effective = server.client.effective_mode()
         if effective["mode"] not in (config.mode, "unknown"):
-            raise DFlashError(f"the server runs in mode {effective['mode']}, expected {config.mode}: {effective['reason']}",
-                              "see its log with 'llama-dflash serve'")  # fmt: skip
+            raise DFlashError(
+                f"the server runs in mode {effective['mode']}, expected {config.mode}: {effective['reason']}",
+                "see its log with 'llama-dflash serve'",
+            )
         result = Pass(effective)
         for i, case in enumerate(job.cases):
             fields = {"ignore_eos": True} if job.ignore_eos else {}

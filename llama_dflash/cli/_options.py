@@ -32,22 +32,43 @@ def _stacked(*decorators: Callable[[F], F]) -> Callable[[F], F]:
 
 model_options = _stacked(
     click.option("-m", "--model", type=click.Path(path_type=Path), help="Target GGUF file.  [default: the embedded tiny target]"),
-    click.option("-md", "--draft", type=click.Path(path_type=Path), help="Draft GGUF file.  [default: the embedded draft, without -m]"),
+    click.option(
+        "-md", "--draft", type=click.Path(path_type=Path), help="Draft GGUF file.  [default: the embedded draft, without -m]"
+    ),
     click.option("--n-max", type=int, metavar="N", help="Drafted tokens per round.  [default: block size - 1]"),
 )
-native_option = click.option("--native", default=INSTALLED, envvar="LLAMA_DFLASH_NATIVE", show_default=True, show_envvar=True,
-                             metavar="BUILD", help=f"Native build: {INSTALLED}, {', '.join(PRESETS)} (built on first use), or a folder.")  # fmt: skip
+native_option = click.option(
+    "--native",
+    default=INSTALLED,
+    envvar="LLAMA_DFLASH_NATIVE",
+    show_default=True,
+    show_envvar=True,
+    metavar="BUILD",
+    help=f"Native build: {INSTALLED}, {', '.join(PRESETS)} (built on first use), or a folder.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-ctx_option = click.option("-c", "--ctx-size", type=click.IntRange(min=1), metavar="N", help="Context in tokens.  [default: the model's]")
+ctx_option = click.option(
+    "-c", "--ctx-size", type=click.IntRange(min=1), metavar="N", help="Context in tokens.  [default: the model's]"
+)
 job_options = _stacked(
     click.option("--prompt-set", default="accept", show_default=True, help="accept, tests, humaneval, or a JSON file."),
-    click.option("--prompts", "n_prompts", type=click.IntRange(min=1), metavar="N", help="Use the first N prompts.  [default: all]"),
+    click.option(
+        "--prompts", "n_prompts", type=click.IntRange(min=1), metavar="N", help="Use the first N prompts.  [default: all]"
+    ),
     click.option("--n-predict", type=click.IntRange(min=3), default=128, show_default=True, help="Tokens per prompt."),
-    click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy; else temperature only."),
+    click.option(
+        "--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy; else temperature only."
+    ),
     click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Prompt i is sampled with seed + i."),
-    click.option("--stop-at-eos", is_flag=True, help="End a text at its end token; by default every text has --n-predict tokens."),
+    click.option(
+        "--stop-at-eos", is_flag=True, help="End a text at its end token; by default every text has --n-predict tokens."
+    ),
     click.option("-t", "--threads", type=click.IntRange(min=1), help="CPU threads.  [default: llama.cpp's]"),
-    click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for result files.  [default: .bench/<command>-<time>]"),
+    click.option(
+        "--out",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Folder for result files.  [default: .bench/<command>-<time>]",
+    ),
 )
 
 
@@ -91,7 +112,9 @@ def passed_through(ctx: click.Context, extra: tuple[str, ...]) -> tuple[str, ...
     behind = tuple(ctx.meta.get("llama_dflash.behind", ()))
     if extra != behind:
         wrong = next(arg for i, arg in enumerate(extra) if i >= len(extra) - len(behind) or extra[i:] != behind)
-        raise UsageError(f"unexpected argument {wrong!r}", f"flags for llama.cpp's program go behind '--', such as: -- --spec-type {SPEC_TYPE}")
+        raise UsageError(
+            f"unexpected argument {wrong!r}", f"flags for llama.cpp's program go behind '--', such as: -- --spec-type {SPEC_TYPE}"
+        )
     return extra
 
 

@@ -32,15 +32,33 @@ def parse_modes(text: str) -> list[str]:
 @click.command()
 @_options.model_options
 @click.option("--modes", default="ar,chain", show_default=True, help="Modes to run, comma separated.")
-@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Passes over the prompts in every mode.")
+@click.option(
+    "--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Passes over the prompts in every mode."
+)
 @_options.job_options
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Write a PNG here.  [default: plot.png in --out]")
 @click.option("--markdown", is_flag=True, help="Print a Markdown table.")
 @_options.native_option
 @_options.json_option
-def bench(model: Path | None, draft: Path | None, n_max: int | None, modes: str, repeats: int, prompt_set: str,
-          n_prompts: int | None, n_predict: int, temperature: float, seed: int, stop_at_eos: bool, threads: int | None,
-          out: Path | None, plot: Path | None, markdown: bool, native: str, as_json: bool) -> None:  # fmt: skip
+def bench(
+    model: Path | None,
+    draft: Path | None,
+    n_max: int | None,
+    modes: str,
+    repeats: int,
+    prompt_set: str,
+    n_prompts: int | None,
+    n_predict: int,
+    temperature: float,
+    seed: int,
+    stop_at_eos: bool,
+    threads: int | None,
+    out: Path | None,
+    plot: Path | None,
+    markdown: bool,
+    native: str,
+    as_json: bool,
+) -> None:
     """Measure tokens a second and tokens a round in several modes.
 
     Every repeat runs all modes before the next begins, each on a freshly started server; figures are medians over repeats.
@@ -48,8 +66,13 @@ def bench(model: Path | None, draft: Path | None, n_max: int | None, modes: str,
     """
     names = parse_modes(modes)
     configs = {m: _options.run_config(model, draft, n_max, m) for m in names}
-    job = Job(cases.load(prompt_set, n_prompts), n_predict, _options.sampling(temperature, seed), not stop_at_eos,
-              ("-t", str(threads)) if threads else ())  # fmt: skip
+    job = Job(
+        cases.load(prompt_set, n_prompts),
+        n_predict,
+        _options.sampling(temperature, seed),
+        not stop_at_eos,
+        ("-t", str(threads)) if threads else (),
+    )
     build = builds.resolve(native)
     folder = out or Path(".bench") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
     with _output.progress("bench", repeats * len(names) * len(job.cases)) as bar:
@@ -68,8 +91,9 @@ def bench(model: Path | None, draft: Path | None, n_max: int | None, modes: str,
     _output.note(f"files: {folder}")
 
 
-def measure(build: builds.Build, configs: dict[str, RunConfig], job: Job, repeats: int,
-            step: Callable[[], None]) -> dict[str, list[Pass]]:  # fmt: skip
+def measure(
+    build: builds.Build, configs: dict[str, RunConfig], job: Job, repeats: int, step: Callable[[], None]
+) -> dict[str, list[Pass]]:
     """Run every mode `repeats` times, interleaved; returns the passes of each mode."""
     passes: dict[str, list[Pass]] = {m: [] for m in configs}
     for _ in range(repeats):
@@ -78,8 +102,9 @@ def measure(build: builds.Build, configs: dict[str, RunConfig], job: Job, repeat
     return passes
 
 
-def summarize(command: str, build: builds.Build, configs: dict[str, RunConfig], job: Job,
-              passes: dict[str, list[Pass]]) -> dict[str, Any]:  # fmt: skip
+def summarize(
+    command: str, build: builds.Build, configs: dict[str, RunConfig], job: Job, passes: dict[str, list[Pass]]
+) -> dict[str, Any]:
     """The result of several modes; each is compared with AR where AR was run."""
     widest = next((c for c in configs.values() if c.draft), next(iter(configs.values())))
     result = report.header(command, build, widest, job)

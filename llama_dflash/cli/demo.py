@@ -19,7 +19,9 @@ SHOWN_LINES = 6
 
 
 @click.command()
-@click.option("--prompts", "n_prompts", type=click.IntRange(min=1), default=20, show_default=True, help="Use the first N prompts.")
+@click.option(
+    "--prompts", "n_prompts", type=click.IntRange(min=1), default=20, show_default=True, help="Use the first N prompts."
+)
 @click.option("--n-predict", type=click.IntRange(min=3), default=128, show_default=True, help="Tokens per prompt.")
 @_options.native_option
 @_options.json_option
@@ -38,7 +40,9 @@ def demo(n_prompts: int, n_predict: int, native: str, as_json: bool) -> None:
     else:
         show(job, passes["chain"][0], result)
     if unexplained:
-        raise DFlashError(f"{len(unexplained)} texts differ by more than arithmetic noise explains, expected none", "please report this")
+        raise DFlashError(
+            f"{len(unexplained)} texts differ by more than arithmetic noise explains, expected none", "please report this"
+        )
 
 
 def explain(build: builds.Build, config: RunConfig, job: Job, reference: Pass, result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -62,10 +66,16 @@ def show(job: Job, drafted: Pass, result: dict[str, Any]) -> None:
     n = result["prompts"]
     _output.data(f"Same text in {chain['identical']} of {n} prompts, {ar['rounds'] / chain['rounds']:.1f} times fewer rounds.")
     for d in chain["diverged"]:
-        _output.data(f"  differs: {d['prompt']} at token {d['position']}, where the two best tokens were {d['top2_gap']:.2g} apart "
-                     f"(arithmetic noise here: {d['noise_floor']:.2g})")  # fmt: skip
+        _output.data(
+            f"  differs: {d['prompt']} at token {d['position']}, where the two best tokens were {d['top2_gap']:.2g} apart "
+            f"(arithmetic noise here: {d['noise_floor']:.2g})"
+        )
     if chain["diverged"]:
-        _output.data("  Batches of another width round differently; 'llama-dflash verify --native exact' removes that and compares every id.")
+        _output.data(
+            "  Batches of another width round differently; 'llama-dflash verify --native exact' removes that and compares every id."
+        )
     if chain["tok_s"] <= ar["tok_s"]:
-        _output.data("A small CPU gains rounds, not time: it is compute bound, so a round of 16 rows costs it far more than one row.\n"
-                     "Time is gained where reading the weights bounds a round, as on a GPU with a large model.")  # fmt: skip
+        _output.data(
+            "A small CPU gains rounds, not time: it is compute bound, so a round of 16 rows costs it far more than one row.\n"
+            "Time is gained where reading the weights bounds a round, as on a GPU with a large model."
+        )

@@ -29,7 +29,11 @@ def _first_line(cmd: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as e:
         return f"failed: {e}"
     lines = (done.stdout + done.stderr).strip().splitlines()
-    return lines[0] if lines and not done.returncode else f"failed with code {done.returncode}: {lines[-1] if lines else 'no output'}"
+    return (
+        lines[0]
+        if lines and not done.returncode
+        else f"failed with code {done.returncode}: {lines[-1] if lines else 'no output'}"
+    )
 
 
 def _tools() -> dict[str, str]:
@@ -73,7 +77,11 @@ def collect(native: str) -> tuple[dict[str, Any], list[str]]:
     recipe = _paths.recipe_root()
     facts["recipe"] = str(recipe) if recipe else "none: presets such as exact cannot be built from here"
     available = memory.available_bytes()
-    facts["machine"] = {"cpu": cpu_name(), "cores": os.cpu_count(), "available_gib": round(available / memory.GIB, 1) if available else None}
+    facts["machine"] = {
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "available_gib": round(available / memory.GIB, 1) if available else None,
+    }
     facts["tools"] = _tools()
     return facts, problems
 

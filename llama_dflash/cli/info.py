@@ -60,15 +60,17 @@ def info(files: tuple[Path, ...], as_json: bool) -> None:
     """
     chosen = files or _options.embedded_pair()
     read = [gguf.read(path) for path in chosen]
-    result = {"schema": 1, "command": "info", "files": [facts(m) for m in read], "pairs": pairs(read)}
+    result: dict[str, Any] = {"schema": 1, "command": "info", "files": [facts(m) for m in read], "pairs": pairs(read)}
     if as_json:
         _output.data_json(result)
     else:
         show(result)
     bad = [p for p in result["pairs"] if not p["fits"]]
     if bad:
-        raise PairingError(f"{Path(bad[0]['draft']).name} does not fit {Path(bad[0]['target']).name}: {bad[0]['problems'][0]}",
-                           "use the draft that was trained for this target")  # fmt: skip
+        raise PairingError(
+            f"{Path(bad[0]['draft']).name} does not fit {Path(bad[0]['target']).name}: {bad[0]['problems'][0]}",
+            "use the draft that was trained for this target",
+        )
 
 
 def show(result: dict[str, Any]) -> None:

@@ -28,13 +28,27 @@ _ECHO_LIMIT_BYTES = 500
 @_options.model_options
 @click.option("-p", "--prompt", help="Answer this and exit; without it, chat.")
 @click.option("-n", "--n-predict", type=click.IntRange(min=1), help="Most tokens to generate.  [default: 128 with -p]")
-@click.option("--raw/--chat", default=None, help="Continue the text, or answer in the model's chat format.  [default: raw for the embedded pair]")
+@click.option(
+    "--raw/--chat",
+    default=None,
+    help="Continue the text, or answer in the model's chat format.  [default: raw for the embedded pair]",
+)
 @_options.ctx_option
 @_options.native_option
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[-- LLAMA_CLI_FLAGS...]")
 @click.pass_context
-def run(ctx: click.Context, model: Path | None, draft: Path | None, n_max: int | None, prompt: str | None, n_predict: int | None,
-        raw: bool | None, ctx_size: int | None, native: str, extra: tuple[str, ...]) -> None:  # fmt: skip
+def run(
+    ctx: click.Context,
+    model: Path | None,
+    draft: Path | None,
+    n_max: int | None,
+    prompt: str | None,
+    n_predict: int | None,
+    raw: bool | None,
+    ctx_size: int | None,
+    native: str,
+    extra: tuple[str, ...],
+) -> None:
     """Complete one prompt (-p) or chat.
 
     With -p the text goes to stdout, and the effective mode and the timings to stderr.
@@ -72,7 +86,9 @@ def _one_shot(argv: list[str], prompt: str) -> None:
         log.seek(0)
         if code or not timings:
             errors = [line.strip() for line in log if " E " in line or "error" in line.lower()]
-            raise ServerError(f"llama-cli exited with code {code}: {(errors or ['no answer'])[0]}", "run the model with serve -v for its log")
+            raise ServerError(
+                f"llama-cli exited with code {code}: {(errors or ['no answer'])[0]}", "run the model with serve -v for its log"
+            )
     mode = next((line for line in head.splitlines() if line.startswith("speculative:")), "speculative: mode = unknown")
     _output.note(f"[{mode.removeprefix('speculative: ')} | {timings}]")
 

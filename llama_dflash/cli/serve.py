@@ -41,8 +41,19 @@ def check_memory(config: RunConfig, build: builds.Build, flags: list[str]) -> No
 @click.option("-v", "--verbose", is_flag=True, help="Show llama-server's log on stderr.")
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[-- LLAMA_SERVER_FLAGS...]")
 @click.pass_context
-def serve(ctx: click.Context, model: Path | None, draft: Path | None, n_max: int | None, ctx_size: int | None, host: str, port: int,
-          native: str, as_json: bool, verbose: bool, extra: tuple[str, ...]) -> None:  # fmt: skip
+def serve(
+    ctx: click.Context,
+    model: Path | None,
+    draft: Path | None,
+    n_max: int | None,
+    ctx_size: int | None,
+    host: str,
+    port: int,
+    native: str,
+    as_json: bool,
+    verbose: bool,
+    extra: tuple[str, ...],
+) -> None:
     """Serve a model over HTTP: OpenAI (/v1/chat/completions, /v1/completions), Anthropic (/v1/messages) and llama.cpp's own API.
 
     Flags behind '--' go to llama-server unchanged. Ctrl-C or SIGTERM stops it.

@@ -18,25 +18,46 @@ from llama_dflash.spec import RunConfig
 
 @click.command()
 @_options.model_options
-@click.option("--mode", type=click.Choice(["chain"]), default="chain", show_default=True, help="What to compare with plain decoding.")
+@click.option(
+    "--mode", type=click.Choice(["chain"]), default="chain", show_default=True, help="What to compare with plain decoding."
+)
 @_options.job_options
 @_options.native_option
 @_options.json_option
-def verify(model: Path | None, draft: Path | None, n_max: int | None, mode: str, prompt_set: str, n_prompts: int | None,
-           n_predict: int, temperature: float, seed: int, stop_at_eos: bool, threads: int | None, out: Path | None,
-           native: str, as_json: bool) -> None:  # fmt: skip
+def verify(
+    model: Path | None,
+    draft: Path | None,
+    n_max: int | None,
+    mode: str,
+    prompt_set: str,
+    n_prompts: int | None,
+    n_predict: int,
+    temperature: float,
+    seed: int,
+    stop_at_eos: bool,
+    threads: int | None,
+    out: Path | None,
+    native: str,
+    as_json: bool,
+) -> None:
     """Compare token ids with and without drafts; exit 1 if they differ for another reason than arithmetic.
 
     With --native exact the plain ids come from the unpatched pin and every id must be equal. With any other build they come
     from the same build, and a difference passes only where the two best tokens were closer than arithmetic noise.
     """
     config = _options.run_config(model, draft, n_max, mode)
-    job = Job(cases.load(prompt_set, n_prompts), n_predict, _options.sampling(temperature, seed), not stop_at_eos,
-              ("-t", str(threads)) if threads else ())  # fmt: skip
+    job = Job(
+        cases.load(prompt_set, n_prompts),
+        n_predict,
+        _options.sampling(temperature, seed),
+        not stop_at_eos,
+        ("-t", str(threads)) if threads else (),
+    )
     build = builds.resolve(native)
     reference_build = builds.resolve("reference") if build.is_exact else build
     folder = out or Path(".bench") / f"verify-{mode}-{time.strftime('%Y%m%d-%H%M%S')}"
     with _output.progress("verify", 2 * len(job.cases)) as bar:
+
         def step() -> None:
             bar.advance(bar.task_ids[0])
 
@@ -56,7 +77,9 @@ def verify(model: Path | None, draft: Path | None, n_max: int | None, mode: str,
         raise DFlashError(f"verify failed: {failed}", f"see {folder / 'result.json'}")
 
 
-def judge(result: dict[str, Any], mode: str, build: builds.Build, config: RunConfig, job: Job, reference: Pass, drafted: Pass) -> None:
+def judge(
+    result: dict[str, Any], mode: str, build: builds.Build, config: RunConfig, job: Job, reference: Pass, drafted: Pass
+) -> None:
     """Compare two passes and write `identical`, `diverged`, `checks` and `passed` into `result`."""
     found = compare.divergences(job.cases, reference, drafted)
     figures = result["modes"][mode]
@@ -83,7 +106,9 @@ def write(folder: Path, result: dict[str, Any], job: Job, passes: dict[str, Pass
         report.write_tokens(folder / "tokens.json", job.cases, passes)
         report.write_json(folder / "result.json", {**result, "files": files})
     except OSError as e:
-        raise DFlashError(f"{folder} cannot be written ({e.strerror}), expected a writable folder", "choose one with --out") from e
+        raise DFlashError(
+            f"{folder} cannot be written ({e.strerror}), expected a writable folder", "choose one with --out"
+        ) from e
     return files
 
 

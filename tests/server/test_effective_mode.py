@@ -1,0 +1,88 @@
+"""llama-server and llama-cli say what they really do: in the log, in /props and in the banner."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from llama_dflash.builds import Build
+from llama_dflash.client import Sampling
+from llama_dflash.server import Server
+from llama_dflash.spec import RunConfig
+
+Pair = tuple[Path, Path]
+
+
+def mode_lines(server: Server) -> list[str]:
+    return [line.split("speculative: ", 1)[1] for line in server.log_lines("speculative: mode")]
+
+
+def test_chain_is_told_at_start_and_per_request(exact: Build, pair: Pair) -> None:
+    with Server(exact, RunConfig(*pair, 15)) as server:
+        want = "mode = chain, type = draft-dflash, draft = tiny-draft.gguf, n_max = 15"
+        assert mode_lines(server) == [want]
+        assert server.client.effective_mode() == {
+            "mode": "chain", "types": "draft-dflash", "draft": "tiny-draft.gguf", "n_max": 15, "reason": "", "str": want,
+        }  # fmt: skip
+        server.client.complete("def f(", 8, Sampling())
+        assert mode_lines(server) == [want, want]
+
+
+def test_plain_decoding_says_that_nothing_was_asked_for(exact: Build, pair: Pair) -> None:
+    with Server(exact, RunConfig(pair[0])) as server:
+        mode = server.client.effective_mode()
+        assert (mode["mode"], mode["reason"], mode["n_max"]) == ("ar", "not requested", 0)
+        assert mode_lines(server) == ["mode = ar, no drafting: not requested"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["-md", "TARGET"], "no --spec-type was given, and the draft model's metadata names none"),
+        (["--spec-type", "draft-dflash"], "the requested --spec-type found no draft context, is --spec-draft-model missing?"),
+        (["-md", "DRAFT", "--spec-type", "draft-dflash", "--spec-draft-n-max", "0"], "the maximum draft length is 0"),
+    ],
+)
+def test_a_server_that_does_not_draft_says_why(exact: Build, pair: Pair, flags: list[str], reason: str) -> None:
+    files = {"TARGET": str(pair[0]), "DRAFT": str(pair[1])}
+    extra = [files.get(flag, flag) for flag in flags]
+    with Server(exact, RunConfig(pair[0]), extra=extra) as server:
+        mode = server.client.effective_mode()
+        assert (mode["mode"], mode["reason"]) == ("ar", reason)
+
+
+def test_a_type_taken_from_the_files_metadata_is_told(exact: Build, pair: Pair) -> None:
+    with Server(exact, RunConfig(pair[0]), extra=["-md", str(pair[1])]) as server:
+        mode = server.client.effective_mode()
+        # 3 is the pin's default draft length, which shortens the block.
+        assert (mode["mode"], mode["types"], mode["n_max"]) == ("chain", "draft-dflash", 3)
+
+
+def test_n_max_is_told_after_clamping(exact: Build, pair: Pair) -> None:
+    with Server(exact, RunConfig(*pair, 15), extra=["--spec-draft-n-max", "40"]) as server:
+        assert server.client.effective_mode()["n_max"] == 15
+
+
+def test_a_request_without_room_says_why(exact: Build, pair: Pair) -> None:
+    with Server(exact, RunConfig(*pair, 15), extra=["-c", "256", "-np", "1"]) as server:
+        server.client.complete("def f(", 2, Sampling())
+        assert mode_lines(server)[-1] == "mode = ar, no drafting: a limit of 2 tokens leaves none to draft"
+        ids = [100] * 254
+        server.client.complete(ids, 8, Sampling())
+        assert mode_lines(server)[-1] == "mode = ar, no drafting: a prompt of 254 tokens leaves no room in a context of 256"
+
+
+def test_ngram_drafts_need_no_file(exact: Build, pair: Pair) -> None:
+    with Server(exact, RunConfig(pair[0]), extra=["--spec-type", "ngram-simple"]) as server:
+        mode = server.client.effective_mode()
+        assert (mode["mode"], mode["types"], mode["draft"]) == ("chain", "ngram-simple", "")
+
+
+def test_llama_cli_shows_it_in_its_banner(exact: Build, pair: Pair) -> None:
+    argv = [str(exact.program("llama-cli")), "-m", str(pair[0]), "-p", "x", "-n", "4", "--single-turn", "--simple-io"]
+    draft = ["-md", str(pair[1]), "--spec-type", "draft-dflash", "--spec-draft-n-max", "7"]
+    shown = [subprocess.run([*argv, *more], capture_output=True, text=True, timeout=60).stdout for more in ([], draft)]
+    assert "speculative: mode = ar, no drafting: not requested" in shown[0]
+    assert "speculative: mode = chain, type = draft-dflash, draft = tiny-draft.gguf, n_max = 7" in shown[1]

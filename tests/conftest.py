@@ -1,0 +1,55 @@
+"""Markers by folder, a clean environment, and a header that says what is tested."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from llama_dflash import builds
+from llama_dflash.builds import Build
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("unit", "patches", "native", "server", "packaging", "gpu")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        folder = item.path.relative_to(ROOT / "tests").parts[0]
+        if folder in FOLDERS:
+            item.add_marker(getattr(pytest.mark, folder))
+
+
+def pytest_report_header() -> str:
+    try:
+        info = builds.resolve(builds.INSTALLED).info
+    except Exception as e:
+        return f"llama-dflash: {e}"
+    return f"llama-dflash: pin {info['pin']}, series {info['series_digest']}, backend {info['backend']}, {info['compiler']}"
+
+
+@pytest.fixture(autouse=True)
+def clean_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test may depend on what the shell has set."""
+    for name in ("LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB", "LLAVA_CPP_LIB", "LLAMA_DFLASH_NATIVE", "LLAMA_DFLASH_PREBUILT", "CMAKE_ARGS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def exact() -> Build:
+    """The exact build; LLAMA_DFLASH_NATIVE may name another folder (patchq bisect-check does)."""
+    return builds.resolve(os.environ.get("LLAMA_DFLASH_NATIVE") or "exact")
+
+
+@pytest.fixture(scope="session")
+def reference() -> Build:
+    """The unpatched pin with exact arithmetic."""
+    return builds.resolve("reference")
+
+
+@pytest.fixture(scope="session")
+def pair() -> tuple[Path, Path]:
+    """The embedded target and draft."""
+    models = ROOT / "llama_dflash" / "models"
+    return models / "tiny-target.gguf", models / "tiny-draft.gguf"
