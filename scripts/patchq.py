@@ -15,6 +15,7 @@ Standard library only. The rules are in docs/patches.md.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import shutil
 import subprocess
@@ -25,9 +26,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import native  # noqa: E402
-import patch_lint  # noqa: E402
-import vendor  # noqa: E402
+import native
+import patch_lint
+
+import vendor
 
 ROOT = vendor.ROOT
 EXPORT_CONFIG = ("core.abbrev=40", "diff.renames=true", "diff.algorithm=histogram", "diff.context=3", "diff.noprefix=false")
@@ -62,22 +64,38 @@ def write_series(names: Sequence[str], root: Path) -> None:
     """Rewrite patches/series in the commits' order; group comments stay in front of their first patch."""
     path = root / "patches" / "series"
     comments: dict[str, list[str]] = {}
+    suffix: dict[str, str] = {}
     head: list[str] = []
     pending: list[str] = []
-    seen_name = False
     for line in path.read_text().splitlines():
         name = line.split("#")[0].strip()
         if name:
-            comments[name] = pending
-            pending, seen_name = [], True
-        elif not seen_name and not head and line == "":
+            comments[name], suffix[name] = pending, line.rstrip().removeprefix(name)
+            pending = []
+        elif not comments and not head and line == "":
             head, pending = [*pending, ""], []
         else:
             pending.append(line)
+    follow_changes(comments, suffix, names)
     lines = head
     for name in names:
-        lines += [*comments.get(name, []), name]
-    path.write_text("\n".join(lines) + "\n")
+        lines += [*comments.get(name, []), name + suffix.get(name, "")]
+    path.write_text("\n".join([*lines, *pending]) + "\n")
+
+
+def follow_changes(comments: dict[str, list[str]], suffix: dict[str, str], names: Sequence[str]) -> None:
+    """Hand what stands around a renamed or dropped patch to its new name, or to the next patch of its group."""
+    old = list(comments)
+    renamed = {}
+    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old, names, autojunk=False).get_opcodes():
+        if tag == "replace":
+            gone = [name for name in old[i1:i2] if name not in names]
+            renamed |= dict(zip(gone, [name for name in names[j1:j2] if name not in old], strict=False))
+    for i, name in enumerate(old):
+        if name in renamed:
+            comments[renamed[name]], suffix[renamed[name]] = comments[name], suffix[name]
+        elif name not in names and i + 1 < len(old) and not comments[old[i + 1]]:
+            comments[old[i + 1]] = comments[name]
 
 
 def refresh(root: Path = ROOT) -> list[str]:
@@ -85,7 +103,15 @@ def refresh(root: Path = ROOT) -> list[str]:
     tree = root / "vendor" / "llama.cpp"
     if vendor.git(tree, "status", "--porcelain").stdout.strip():
         raise vendor.VendorError(f"{tree} has uncommitted changes; commit them (patchq new, git commit --fixup) first")
+    # A tree that holds a prefix of the series, or an older one, would delete or revert the other patches.
+    stamp, want = vendor.read_stamp(tree), vendor.digest(vendor.read_series(root), root)
+    if stamp is not None and stamp[0] not in (want, "exported"):
+        raise vendor.VendorError(
+            f"{tree} was made from series {stamp[0]}, expected {want} of patches/; run 'make vendor', or, when the tree "
+            f"has work of yours, restore patches/ or delete {vendor.stamp_path(tree)} to export what is there"
+        )
     patches = export(tree)
+    before = vendor.git(tree, "rev-parse", "HEAD", "HEAD^{tree}").stdout.split()
     for old in (root / "patches").glob("*.patch"):
         if old.name not in patches:
             old.unlink()
@@ -94,8 +120,13 @@ def refresh(root: Path = ROOT) -> list[str]:
     write_series(list(patches), root)
     write_index(root)
     # The tree's HEAD depends on committer data; reapplying makes it what a fresh clone gets.
-    vendor.stamp_path(tree).write_text(f"stale {vendor.git(tree, 'rev-parse', 'HEAD').stdout.strip()}\n")
+    vendor.write_stamp(tree, "exported")
     vendor.prepare(tree, list(patches), root)
+    if vendor.git(tree, "rev-parse", "HEAD^{tree}").stdout.strip() != before[1]:
+        raise vendor.VendorError(
+            f"{tree}: the exported patches give another tree than commit {before[0][:12]}, expected the same; "
+            f"put the difference (a merge?) into a plain commit and run 'make refresh'"
+        )
     return list(patches)
 
 
@@ -140,10 +171,10 @@ def check(root: Path = ROOT) -> list[str]:
         found += patch_lint.problems(patch, root)
     n_total = sum(p.n_lines for p in patches)
     if n_total > patch_lint.MAX_TOTAL_LINES:
-        found.append(f"the series changes {n_total} lines; expected at most {patch_lint.MAX_TOTAL_LINES}")
+        found.append(f"the series changes {n_total} lines; expected at most {patch_lint.MAX_TOTAL_LINES}: drop some")
     index = root / "patches" / "README.md"
     if not index.is_file() or index.read_text() != index_text(root):
-        found.append("patches/README.md is stale; run 'make refresh'")
+        found.append("patches/README.md is stale, expected the index of patches/series; run 'python scripts/patchq.py index'")
     work = vendor.unexported_work(root / "vendor" / "llama.cpp")
     if work:
         found.append(f"vendor/llama.cpp has {work}; run 'make refresh'")
@@ -158,7 +189,7 @@ def check(root: Path = ROOT) -> list[str]:
         exported = export(tree)
         for name in names:
             if exported.get(name) != (root / "patches" / name).read_bytes():
-                found.append(f"{name}: the file is not what its commit exports; expected equal bytes: run 'make refresh'")
+                found.append(f"{name}: the file is not what its commit exports; expected equal bytes: run 'make vendor refresh'")
     return found
 
 
@@ -174,6 +205,8 @@ def stats(root: Path = ROOT) -> str:
 def rebase_onto(pin_file: Path, root: Path = ROOT) -> str:
     """Apply the series, three-way, to the tree of another pin file; returns what to do next."""
     tree = root / "vendor" / "next" / "llama.cpp"
+    if tree.exists():
+        raise vendor.VendorError(f"{tree} exists and may hold resolved conflicts; delete {tree.parent} to start again")
     with tempfile.TemporaryDirectory() as tmp:
         other = Path(tmp)
         (other / "vendor").mkdir()
@@ -182,17 +215,21 @@ def rebase_onto(pin_file: Path, root: Path = ROOT) -> str:
     old = root / "vendor" / "llama.cpp"
     if (old / ".git").exists():
         vendor.git(tree, "fetch", "-q", str(old), "HEAD")  # the blobs that a three-way merge needs
-    for name in vendor.read_series(root):
-        path = root / "patches" / name
-        done = vendor.git(tree, "am", "-q", "--3way", "--keep-non-patch", "--committer-date-is-author-date", str(path), date=None, check=False)
+    am = ("am", "-q", "--3way", "--keep-non-patch", "--committer-date-is-author-date")
+    finish = (f"copy {pin_file} to vendor/pin.txt, delete vendor/.llama.cpp.stamp, replace vendor/llama.cpp and vendor/llama_cpp "
+              f"by those in vendor/next, run 'make refresh' and the checklist in docs/patches.md")  # fmt: skip
+    names = vendor.read_series(root)
+    for i, name in enumerate(names):
+        done = vendor.git(tree, *am, str(vendor.patch_path(name, root)), date=None, check=False)
         if done.returncode:
             files = vendor.git(tree, "diff", "--name-only", "--diff-filter=U", check=False).stdout.split()
+            rest = "".join(f" {root / 'patches' / later}" for later in names[i + 1 :])
             raise vendor.VendorError(
                 f"{name} conflicts on the new pin in {', '.join(files) or 'files that are gone'}; next: cd {tree}; "
-                f"resolve, git add -u; git am --continue (or --skip when upstream has merged it), then apply the rest"
+                f"resolve, git add -u; git am --continue (or --skip when upstream has merged it); "
+                f"{f'git am --3way{rest}; ' if rest else ''}{finish}"
             )
-    return (f"all patches apply; next: copy {pin_file} to vendor/pin.txt, replace vendor/llama.cpp and vendor/llama_cpp "
-            f"by those in vendor/next, run 'make refresh' and the checklist in docs/patches.md")  # fmt: skip
+    return f"all patches apply; next: {finish}"
 
 
 def bisect_check(preset: str, root: Path = ROOT) -> list[str]:

@@ -16,6 +16,7 @@ import hashlib
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -86,8 +87,16 @@ def digest(names: Sequence[str], root: Path = ROOT) -> str:
     h = hashlib.sha256(read_pin(root).sha256.encode())
     for name in names:
         h.update(name.encode() + b"\0")
-        h.update(hashlib.sha256((root / "patches" / name).read_bytes()).digest())
+        h.update(hashlib.sha256(patch_path(name, root).read_bytes()).digest())
     return h.hexdigest()[:16]
+
+
+def patch_path(name: str, root: Path = ROOT) -> Path:
+    """Path of a patch that the series names; raises VendorError when there is no such file."""
+    path = root / "patches" / name
+    if not path.is_file():
+        raise VendorError(f"patches/series names {name}, which is not in patches/; remove the line or restore the file")
+    return path
 
 
 def cache_dir(env: Mapping[str, str] = os.environ) -> Path:
@@ -124,7 +133,9 @@ def fetch(root: Path = ROOT, env: Mapping[str, str] = os.environ) -> Path:
             _download(pin, path, root)
     got = _sha256(path)
     if got != pin.sha256:
-        raise VendorError(f"{path}: sha256 is {got}, expected {pin.sha256}; delete the file and try again")
+        own = bool(env.get("LLAMA_DFLASH_SDIST"))
+        fix = f"point LLAMA_DFLASH_SDIST at {PACKAGE} {pin.version}, or unset it" if own else "delete the file and try again"
+        raise VendorError(f"{path}: sha256 is {got}, expected {pin.sha256}; {fix}")
     return path
 
 
@@ -156,6 +167,11 @@ def git(tree: Path, *args: str, date: str | None = EPOCH, check: bool = True) ->
     if not (tree / ".git").exists():
         # Inside a subfolder of another repository `git apply` skips every file and exits 0.
         raise VendorError(f"{tree} has no .git of its own; delete it and run 'make vendor'")
+    return _run_git(tree, *args, date=date, check=check)
+
+
+def _run_git(tree: Path, *args: str, date: str | None, check: bool) -> subprocess.CompletedProcess[str]:
+    # A git hook sets GIT_DIR and GIT_INDEX_FILE: they would send every command to the repository of the hook.
     env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, **IDENTITY}
     env["GIT_CEILING_DIRECTORIES"] = str(tree.parent)
@@ -163,7 +179,9 @@ def git(tree: Path, *args: str, date: str | None = EPOCH, check: bool = True) ->
         env |= {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
     done = subprocess.run(["git", "-C", str(tree), "-c", "core.autocrlf=false", *args], env=env, capture_output=True, text=True)
     if check and done.returncode:
-        raise VendorError(f"git {args[0]} failed in {tree}: {(done.stderr or done.stdout).strip()}")
+        name = next(arg for arg in args if arg != "-c" and "=" not in arg)
+        reason = "; ".join((done.stderr or done.stdout).strip().splitlines()) or f"exit status {done.returncode}"
+        raise VendorError(f"git {name} failed in {tree}: {reason}")
     return done
 
 
@@ -184,14 +202,12 @@ def unpack(dest: Path, bindings: Path, root: Path = ROOT, env: Mapping[str, str]
             if member.name == f"{top}LICENSE.md":
                 member.name = "LICENSE.md"
                 tar.extract(member, bindings, filter="data")
-    init = subprocess.run(["git", "init", "-q", str(dest)], capture_output=True, text=True)
-    if init.returncode:
-        raise VendorError(f"git init failed in {dest}: {init.stderr.strip()}")
+    _run_git(dest, "init", "-q", "--template=", date=None, check=True)
     git(dest, "add", "-A", "-f")
     git(dest, "commit", "-q", "--no-verify", "-m", f"base: {PACKAGE} {pin.version}, llama.cpp {pin.commit}")
     tree = git(dest, "rev-parse", "HEAD^{tree}").stdout.strip()
     if tree != pin.tree:
-        raise VendorError(f"{dest}: tree id is {tree}, expected {pin.tree} (vendor/pin.txt)")
+        raise VendorError(f"{dest}: tree id is {tree}, expected {pin.tree}; correct '# tree:' in vendor/pin.txt if it is new")
     git(dest, "tag", "base")
 
 
@@ -200,14 +216,13 @@ def apply_patches(dest: Path, names: Sequence[str], root: Path = ROOT) -> None:
     git(dest, "checkout", "-q", "-f", "--detach", "base")
     git(dest, "clean", "-fdxq")
     for name in names:
-        path = root / "patches" / name
-        if not path.is_file():
-            raise VendorError(f"patches/series names {name}, which is not in patches/")
+        path = patch_path(name, root)
         done = git(dest, "am", "-q", "--keep-non-patch", "--committer-date-is-author-date", str(path), date=None, check=False)
         if done.returncode:
             git(dest, "am", "--abort", date=None, check=False)
             reason = (done.stderr or done.stdout).strip().splitlines()
-            raise VendorError(f"{name} does not apply: {reason[0] if reason else 'git am failed'}; see docs/patches.md 'A patch does not apply'")
+            raise VendorError(f"{name} does not apply: {reason[0] if reason else 'git am failed'}; "
+                              f"see docs/patches.md 'A patch does not apply'")  # fmt: skip
 
 
 def stamp_path(dest: Path) -> Path:
@@ -215,15 +230,27 @@ def stamp_path(dest: Path) -> Path:
     return dest.parent / f".{dest.name}.stamp"
 
 
+def read_stamp(dest: Path) -> tuple[str, str] | None:
+    """Series digest and HEAD that `prepare` left; HEAD is '-' while it runs. None when it never ran here."""
+    stamp = stamp_path(dest)
+    words = stamp.read_text().split() if stamp.is_file() else []
+    return (words[0], words[1]) if len(words) == 2 else None
+
+
+def write_stamp(dest: Path, state: str, head: str | None = None) -> None:
+    """Record what is in the tree; `head` defaults to its HEAD."""
+    head = git(dest, "rev-parse", "HEAD").stdout.strip() if head is None else head
+    stamp_path(dest).write_text(f"{state} {head}\n")
+
+
 def unexported_work(dest: Path) -> str | None:
     """Say what is in the tree that patches/ does not have, or None."""
-    stamp = stamp_path(dest)
-    if not (dest / ".git").exists() or not stamp.is_file():
+    stamp = read_stamp(dest)
+    if not (dest / ".git").exists() or stamp is None or stamp[1] == "-":
         return None
-    head = stamp.read_text().split()[1]
     if git(dest, "status", "--porcelain").stdout.strip():
         return "uncommitted changes"
-    if git(dest, "rev-parse", "HEAD").stdout.strip() != head:
+    if git(dest, "rev-parse", "HEAD").stdout.strip() != stamp[1]:
         return "commits that are not exported"
     return None
 
@@ -231,24 +258,34 @@ def unexported_work(dest: Path) -> str | None:
 def prepare(dest: Path, names: Sequence[str], root: Path = ROOT, env: Mapping[str, str] = os.environ) -> str:
     """Make `dest` the pinned tree with `names` applied; returns the digest. Does nothing when it is already so."""
     want = digest(names, root)
-    stamp = stamp_path(dest)
     bindings = dest.parent / "llama_cpp"
+    stamp = read_stamp(dest)
     work = unexported_work(dest)
     if work:
         raise VendorError(f"{dest} has {work}; run 'make refresh' to export them, or delete the folder to drop them")
-    if stamp.is_file() and (dest / ".git").exists() and (bindings / "__init__.py").is_file():
-        if stamp.read_text().split()[0] == want:
-            return want
-    base_ok = (dest / ".git").exists() and (bindings / "__init__.py").is_file() and stamp.is_file()
+    if stamp is None and dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
+        # Unpacking empties the folder, so it must be one that an earlier run made.
+        raise VendorError(f"{dest} is not empty and has no {stamp_path(dest).name} beside it; expected a tree that vendor.py "
+                          f"made: delete it or give another --dest")  # fmt: skip
+    base_ok = (dest / ".git").exists() and (bindings / "__init__.py").is_file() and stamp is not None
+    if base_ok and stamp is not None and stamp[0] == want:
+        return want
     if base_ok:
         done = git(dest, "rev-parse", "base^{tree}", check=False)
         base_ok = done.returncode == 0 and done.stdout.strip() == read_pin(root).tree
-    stamp.unlink(missing_ok=True)
     if not base_ok:
+        fetch(root, env)  # before anything is removed
         log(f"unpacking llama.cpp {read_pin(root).commit} to {dest}")
+        dest.parent.mkdir(parents=True, exist_ok=True)
+        write_stamp(dest, "unpacking", "-")
         unpack(dest, bindings, root, env)
-    apply_patches(dest, names, root)
-    stamp.write_text(f"{want} {git(dest, 'rev-parse', 'HEAD').stdout.strip()}\n")
+    write_stamp(dest, "applying", "-")
+    try:
+        apply_patches(dest, names, root)
+    except VendorError:
+        write_stamp(dest, "partial")  # commits made on top, to mend the patch, count as work
+        raise
+    write_stamp(dest, want)
     log(f"applied {len(names)} patches, series digest {want}")
     return want
 
@@ -273,10 +310,10 @@ def cache_key(preset: str, names: Sequence[str], root: Path = ROOT, env: Mapping
     h = hashlib.sha256(digest(names, root).encode())
     files = [root / "CMakeLists.txt", root / "CMakePresets.json", *sorted((root / "cmake").glob("*"))]
     files += sorted((root / "tests" / "native" / "probe").glob("*"))
-    for path in files:
+    for path in filter(Path.is_file, files):
         h.update(path.name.encode() + b"\0" + path.read_bytes())
-    compilers = [env.get("CC", "cc"), env.get("CXX", "c++")]
-    facts = [preset, platform.machine(), platform.system(), *(_tool_version(c, "--version") for c in compilers)]
+    compilers = [shlex.split(env.get("CC") or "cc"), shlex.split(env.get("CXX") or "c++")]  # "ccache gcc" is two words
+    facts = [preset, platform.machine(), platform.system(), *(_tool_version(*c, "--version") for c in compilers)]
     facts += [_tool_version("cmake", "--version"), env.get("CMAKE_ARGS", ""), env.get("CFLAGS", ""), env.get("CXXFLAGS", "")]
     if preset in ("native", "cuda"):
         facts += [_cpu_flags(), _tool_version("nvcc", "--version")]
@@ -290,8 +327,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=["prepare", "digest", "key", "fetch"])
     parser.add_argument("preset", nargs="?", default="native", help="for 'key'")
     parser.add_argument("--dest", type=Path, default=ROOT / "vendor" / "llama.cpp")
-    parser.add_argument("--upto", help="last patch of the prefix to apply; 'base' applies none")
-    parser.add_argument("--only", nargs="*", help="apply just these patches of the series")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--upto", help="last patch of the prefix to apply; 'base' applies none")
+    part.add_argument("--only", nargs="*", help="apply just these patches of the series")
     args = parser.parse_args(argv)
     try:
         names = select(read_series(), args.upto, args.only)

@@ -43,7 +43,8 @@ def verify(
     """Compare token ids with and without drafts; exit 1 if they differ for another reason than arithmetic.
 
     With --native exact the plain ids come from the unpatched pin and every id must be equal. With any other build they come
-    from the same build, and a difference passes only where the two best tokens were closer than arithmetic noise.
+    from the same build, and a greedy difference passes only where the two best tokens were closer than arithmetic noise;
+    sampled differences are listed, not judged.
     """
     config = _options.run_config(model, draft, n_max, mode)
     job = Job(
@@ -93,8 +94,12 @@ def judge(
         result["checks"]["all ids equal"] = not found
     elif found:
         result["noise_floor"] = round(compare.explain(build, config, job, reference, found), 6)
-        left = compare.unexplained(found, result["noise_floor"])
-        result["checks"]["differences within arithmetic noise"] = not left
+        if job.sampling.temperature == 0:
+            left = compare.unexplained(found, result["noise_floor"])
+            result["checks"]["differences within arithmetic noise"] = not left
+        else:
+            # The gap of the two best tokens says nothing about a draw that fell on a border between two others.
+            result["not_judged"] = "sampled texts of an inexact build are listed, not judged; use --native exact for equality"
     figures["diverged"] = found
     result["passed"] = all(result["checks"].values())
 
@@ -120,4 +125,6 @@ def show(result: dict[str, Any], mode: str) -> None:
         _output.data(f"differs: {d['prompt']} at token {d['position']}: {d['reference']} became {d['got']}{gap}")
     for name, ok in result["checks"].items():
         _output.data(f"{'ok    ' if ok else 'FAILED'} {name}")
+    if "not_judged" in result:
+        _output.note(result["not_judged"])
     _output.note(f"plain decoding: {result['reference']['kind']}; files: {', '.join(result['files'].values())}")

@@ -23,7 +23,7 @@ PROMPTS = ("short", "middle", "long")
 COSINE_MIN = 0.9999
 
 Arrays: TypeAlias = Mapping[str, np.ndarray]
-Run: TypeAlias = Callable[[np.ndarray, int], Arrays]
+Run: TypeAlias = Callable[..., Arrays]
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +41,14 @@ def meta(golden: Arrays) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def run(probe: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Run the probe on ids and n_max; equal calls share one run."""
-    seen: dict[tuple[int, ...], Arrays] = {}
+    seen: dict[tuple[object, ...], Arrays] = {}
 
-    def run_probe(ids: np.ndarray, n_max: int) -> Arrays:
-        key = (n_max, *map(int, ids))
+    def run_probe(ids: np.ndarray, n_max: int, draft: Path = MODELS / "tiny-draft.gguf") -> Arrays:
+        key = (draft, n_max, *map(int, ids))
         if key not in seen:
             out = tmp_path_factory.mktemp("probe")
-            command = [probe, "golden", MODELS / "tiny-target.gguf", MODELS / "tiny-draft.gguf", *map(str, [n_max, out, *ids])]
+            target = MODELS / "tiny-target.gguf"
+            command = [str(probe), "golden", str(target), str(draft), str(n_max), str(out), *map(str, ids)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
             assert done.returncode == 0, done.stderr[-2000:]
             seen[key] = {path.stem: np.load(path) for path in out.glob("*.npy")}
@@ -102,6 +103,23 @@ def test_taps_are_on_the_right_layers(golden: Arrays, meta: dict[str, Any], run:
         others = np.delete(close, layer, axis=1)
         assert others.max() < COSINE_MIN, f"tap {layer} also passes as another layer: the threshold tells nothing"
         assert close[:, [layer - 1, layer + 1]].max() < 0.99  # measured: 0.951 at most
+
+
+def test_a_draft_that_taps_one_layer_too_early_fails(golden: Arrays, meta: dict[str, Any], run: Run, tmp_path: Path) -> None:
+    """Negative control through the whole path: the same draft with [0, 2, 4, 6] in its metadata."""
+    key = b"dflash.target_layers"
+    data = (MODELS / "tiny-draft.gguf").read_bytes()
+    layers = np.array(meta["target_layers"], "<i4")
+    at = data.index(key) + len(key) + 4 + 4 + 8  # behind the key: type, element type, length
+    assert data[at : at + layers.nbytes] == layers.tobytes()
+    early = tmp_path / "early.gguf"
+    early.write_bytes(data[:at] + (layers - 1).tobytes() + data[at + layers.nbytes :])
+
+    arrays = run(golden["middle_ids"], 15, early)
+    taps = taps_of(arrays, len(layers))
+    assert cosine(taps, golden["middle_layers"][:, layers - 1]).min() > COSINE_MIN  # it did tap those
+    assert cosine(taps, golden["middle_taps"]).max() < COSINE_MIN
+    assert cosine(arrays["block_logits"], golden["middle_block_logits"]).max() < COSINE_MIN
 
 
 @pytest.mark.parametrize("name", PROMPTS)

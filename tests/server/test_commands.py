@@ -1,0 +1,174 @@
+"""`serve`, `run`, `demo`, `bench` and `verify` as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from llama_dflash.server import free_port
+
+PROGRAM = str(Path(sys.executable).parent / "llama-dflash")
+FIXED_KEYS = {"schema", "command", "build", "models", "prompts", "n_predict", "sampling", "modes"}
+
+
+def dflash(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([PROGRAM, *args], capture_output=True, text=True, timeout=300, cwd=cwd)
+
+
+def start_serve(*args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([PROGRAM, "serve", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_serve_announces_answers_and_stops_cleanly(how: signal.Signals) -> None:
+    port = free_port()
+    process = start_serve("--port", str(port))
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith(f"http://127.0.0.1:{port}  mode = chain")
+    assert "n_max = 15" in line
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as reply:
+        assert reply.status == 200
+    process.send_signal(how)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert err.splitlines()[-1] == "llama-dflash: stopped"
+    with socket.socket() as s:  # the child is gone too
+        assert s.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_serve_says_why_llama_server_died() -> None:
+    process = start_serve("--port", str(free_port()), "--", "--no-such-flag")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "")
+    last = err.splitlines()[-1]
+    assert last.startswith("llama-dflash: error: llama-server exited with code 1: error: invalid argument: --no-such-flag")
+
+
+def test_serve_shows_the_log_when_llama_server_is_killed() -> None:
+    process = start_serve("--port", str(free_port()), "--json")
+    assert process.stdout is not None
+    while process.stdout.readline() != "}\n":
+        pass
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    if not children.is_file():
+        pytest.skip("the kernel does not list children")
+    server_pid = int(children.read_text().split()[0])
+    os.kill(server_pid, signal.SIGKILL)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "llama-server was killed by signal 9" in err
+    assert len(err.splitlines()) > 3
+
+
+def test_serve_refuses_a_port_in_use() -> None:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        s.listen()
+        port = s.getsockname()[1]
+        done = dflash("serve", "--port", str(port))
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"llama-dflash: error: port {port} on 127.0.0.1 cannot be used (Address already in use), expected a free port; "
+        "stop the program that holds it, or choose another with --port"
+    ]
+
+
+def test_serve_passes_flags_on() -> None:
+    port = free_port()
+    process = start_serve("--port", str(port), "--", "-c", "512", "--alias", "mine")
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/props", timeout=10) as reply:
+            props = json.load(reply)
+        assert props["model_alias"] == "mine"
+        assert props["default_generation_settings"]["n_ctx"] <= 512
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+def test_run_completes_a_prompt_from_another_folder(tmp_path: Path) -> None:
+    done = dflash("run", "-p", "def fib(n):", "-n", "40", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.strip()) > 20
+    assert done.stderr.startswith("[mode = chain, type = draft-dflash")
+    assert "rounds:" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("prompt", ["x" * 700 + "\n    ", 'print("a\\n")\n', "# ümlaut\ndef f():\n"])
+def test_run_separates_the_answer_from_its_surroundings(prompt: str) -> None:
+    done = dflash("run", "-p", prompt, "-n", "24")
+    assert done.returncode == 0, done.stderr
+    assert "llama" not in done.stdout
+    assert "available commands" not in done.stdout
+    assert "[ Prompt" not in done.stdout
+    assert prompt.strip() not in done.stdout
+
+
+def test_run_chats_over_stdin() -> None:
+    done = subprocess.run([PROGRAM, "run", "-n", "8"], input="def f():\n/exit\n", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "speculative: mode = chain" in done.stdout
+
+
+def test_demo_prints_the_comparison() -> None:
+    started_s = time.monotonic()
+    done = dflash("demo", "--prompts", "3", "--n-predict", "48")
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - started_s < 120
+    for word in ("ar", "chain 15", "Same text in", "fewer rounds", "gains rounds, not time"):
+        assert word in done.stdout
+
+
+def test_verify_json(tmp_path: Path) -> None:
+    args = ("verify", "--mode", "chain", "--prompts", "4", "--n-predict", "64", "--native", "exact", "--json", "--out", str(tmp_path))
+    done = dflash(*args)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert set(result) >= FIXED_KEYS
+    chain = result["modes"]["chain"]
+    assert (chain["identical"], chain["diverged"], chain["n_max"]) == (4, [], 15)
+    assert result["reference"]["kind"] == "unpatched pin"
+    assert result["modes"]["ar"]["rounds"] == 4 * 63 > chain["rounds"]
+    assert chain["mean_accepted"] == round(4 * 63 / chain["rounds"], 4)
+    rows = json.loads((tmp_path / "tokens.json").read_text())
+    assert [len(row["tokens"]) for row in rows] == [64] * 8
+    assert json.loads((tmp_path / "result.json").read_text()) == result
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.8"])
+def test_verify_of_an_inexact_build_reports_noise(tmp_path: Path, temperature: str) -> None:
+    args = ("verify", "--prompts", "20", "--n-predict", "64", "--temperature", temperature, "--seed", "1", "--json")
+    done = dflash(*args, "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["reference"]["kind"] == "same build"
+    found = result["modes"]["chain"]["diverged"]
+    assert result["modes"]["chain"]["identical"] == 20 - len(found)
+    for d in found:
+        assert set(d) == {"prompt", "position", "reference", "got", "top2_gap", "noise_floor"}
+        assert temperature != "0" or d["top2_gap"] < 10 * d["noise_floor"]
+    assert ("not_judged" in result) == (temperature != "0" and found != [])
+
+
+def test_bench_writes_all_its_files(tmp_path: Path) -> None:
+    done = dflash("bench", "--prompts", "2", "--n-predict", "24", "--repeats", "2", "--json", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert set(result) >= FIXED_KEYS
+    assert list(result["modes"]) == ["ar", "chain"]
+    assert all(len(m["tok_s_repeats"]) == 2 for m in result["modes"].values())
+    assert {p.name for p in tmp_path.iterdir()} == {"result.json", "tokens.json", "result.md", "plot.png"}
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
