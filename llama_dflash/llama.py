@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -24,5 +25,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc, name-defined]
     """
 
     def __init__(self, model_path: str | Path, **kwargs: Any) -> None:
+        # llama_cpp.Llama.__del__ closes this; it must be there when the check below raises.
+        self._stack = contextlib.ExitStack()
         gguf.read(Path(model_path)).require_target()
         super().__init__(model_path=str(model_path), **kwargs)

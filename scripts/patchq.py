@@ -86,7 +86,7 @@ def write_series(names: Sequence[str], root: Path) -> None:
 def follow_changes(comments: dict[str, list[str]], suffix: dict[str, str], names: Sequence[str]) -> None:
     """Hand what stands around a renamed or dropped patch to its new name, or to the next patch of its group."""
     old = list(comments)
-    renamed = {}
+    renamed: dict[str, str] = {}
     for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, old, names, autojunk=False).get_opcodes():
         if tag == "replace":
             gone = [name for name in old[i1:i2] if name not in names]
@@ -211,7 +211,11 @@ def rebase_onto(pin_file: Path, root: Path = ROOT) -> str:
         other = Path(tmp)
         (other / "vendor").mkdir()
         shutil.copyfile(pin_file, other / "vendor" / "pin.txt")
-        vendor.unpack(tree, tree.parent / "llama_cpp", other)
+        try:
+            vendor.unpack(tree, tree.parent / "llama_cpp", other)
+        except vendor.VendorError:
+            shutil.rmtree(tree.parent, ignore_errors=True)  # a new pin's tree id is learnt from this very failure
+            raise
     old = root / "vendor" / "llama.cpp"
     if (old / ".git").exists():
         vendor.git(tree, "fetch", "-q", str(old), "HEAD")  # the blobs that a three-way merge needs

@@ -71,7 +71,7 @@ def read_series(root: Path = ROOT) -> list[str]:
 
 def select(series: Sequence[str], upto: str | None = None, only: Sequence[str] | None = None) -> list[str]:
     """A prefix of the series ending at `upto` ('base' = none), or just the names in `only`."""
-    wanted = list(only) if only is not None else [upto] if upto not in (None, "base") else []
+    wanted = list(only) if only is not None else [upto] if upto is not None and upto != "base" else []
     missing = [name for name in wanted if name not in series]
     if missing:
         raise VendorError(f"patches/series has no {missing[0]!r}; it has: {', '.join(series) or 'nothing'}")
@@ -193,22 +193,34 @@ def unpack(dest: Path, bindings: Path, root: Path = ROOT, env: Mapping[str, str]
     for path in (dest, bindings):
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
-    with tarfile.open(sdist) as tar:
-        for member in tar:
-            for prefix, out in ((f"{top}vendor/llama.cpp/", dest), (f"{top}llama_cpp/", bindings)):
-                if member.name.startswith(prefix) and member.name != f"{prefix}.git":
-                    member.name = member.name[len(prefix) :]
-                    tar.extract(member, out, filter="data")
-            if member.name == f"{top}LICENSE.md":
-                member.name = "LICENSE.md"
-                tar.extract(member, bindings, filter="data")
+    try:
+        with tarfile.open(sdist, "r:gz") as tar:
+            _extract(tar, top, dest, bindings)
+    except tarfile.TarError as e:
+        raise VendorError(f"{sdist}: {e}, expected a .tar.gz; correct --hash in vendor/pin.txt") from e
     _run_git(dest, "init", "-q", "--template=", date=None, check=True)
     git(dest, "add", "-A", "-f")
-    git(dest, "commit", "-q", "--no-verify", "-m", f"base: {PACKAGE} {pin.version}, llama.cpp {pin.commit}")
+    git(dest, "commit", "-q", "--no-verify", "-m", base_subject(pin))
     tree = git(dest, "rev-parse", "HEAD^{tree}").stdout.strip()
     if tree != pin.tree:
         raise VendorError(f"{dest}: tree id is {tree}, expected {pin.tree}; correct '# tree:' in vendor/pin.txt if it is new")
     git(dest, "tag", "base")
+
+
+def _extract(tar: tarfile.TarFile, top: str, dest: Path, bindings: Path) -> None:
+    for member in tar:
+        for prefix, out in ((f"{top}vendor/llama.cpp/", dest), (f"{top}llama_cpp/", bindings)):
+            if member.name.startswith(prefix) and member.name != f"{prefix}.git":
+                member.name = member.name[len(prefix) :]
+                tar.extract(member, out, filter="data")
+        if member.name == f"{top}LICENSE.md":
+            member.name = "LICENSE.md"
+            tar.extract(member, bindings, filter="data")
+
+
+def base_subject(pin: Pin) -> str:
+    """Subject of the base commit; it tells which distribution a tree and the bindings beside it come from."""
+    return f"base: {PACKAGE} {pin.version}, llama.cpp {pin.commit}"
 
 
 def apply_patches(dest: Path, names: Sequence[str], root: Path = ROOT) -> None:
@@ -257,7 +269,7 @@ def unexported_work(dest: Path) -> str | None:
 
 def prepare(dest: Path, names: Sequence[str], root: Path = ROOT, env: Mapping[str, str] = os.environ) -> str:
     """Make `dest` the pinned tree with `names` applied; returns the digest. Does nothing when it is already so."""
-    want = digest(names, root)
+    pin, want = read_pin(root), digest(names, root)
     bindings = dest.parent / "llama_cpp"
     stamp = read_stamp(dest)
     work = unexported_work(dest)
@@ -271,11 +283,11 @@ def prepare(dest: Path, names: Sequence[str], root: Path = ROOT, env: Mapping[st
     if base_ok and stamp is not None and stamp[0] == want:
         return want
     if base_ok:
-        done = git(dest, "rev-parse", "base^{tree}", check=False)
-        base_ok = done.returncode == 0 and done.stdout.strip() == read_pin(root).tree
+        done = git(dest, "log", "-1", "--format=%T %s", "base", check=False)
+        base_ok = done.returncode == 0 and done.stdout.strip() == f"{pin.tree} {base_subject(pin)}"
     if not base_ok:
         fetch(root, env)  # before anything is removed
-        log(f"unpacking llama.cpp {read_pin(root).commit} to {dest}")
+        log(f"unpacking llama.cpp {pin.commit} to {dest}")
         dest.parent.mkdir(parents=True, exist_ok=True)
         write_stamp(dest, "unpacking", "-")
         unpack(dest, bindings, root, env)
@@ -342,7 +354,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(cache_key(args.preset, names))
         else:
             print(fetch())
-    except (VendorError, OSError, tarfile.TarError) as e:
+    except (VendorError, OSError) as e:
         print(f"vendor: error: {e}", file=sys.stderr)
         return 1
     return 0

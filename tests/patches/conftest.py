@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ import fakes  # noqa: E402
 
 
 @pytest.fixture(scope="session")
-def templates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Both queues, made once; copying one is faster than committing it again."""
     folder = tmp_path_factory.mktemp("templates")
     with pytest.MonkeyPatch.context() as patch:
@@ -26,7 +25,7 @@ def templates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("LLAMA_DFLASH_SDIST", str(folder / "filled" / "dist" / "llama_cpp_python-9.9.9.tar.gz"))
         fakes.Queue.create(folder / "empty")
         fakes.create_filled(folder / "filled")
-        yield folder
+    return folder
 
 
 def copy_of(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> fakes.Queue:

@@ -7,11 +7,13 @@ import io
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import patchq
+
 import vendor
 
 SCRIPTS = Path(vendor.__file__).resolve().parent
@@ -47,7 +49,8 @@ def git(folder: Path, *args: str) -> str:
     env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
     who = ["-c", "user.name=A Person", "-c", "user.email=person@example.invalid"]
-    return subprocess.run(["git", "-C", str(folder), *who, *args], env=env, check=True, capture_output=True, text=True).stdout.strip()
+    cmd = ["git", "-C", str(folder), *who, *args]
+    return subprocess.run(cmd, env=env, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def tree_id(files: Mapping[str, str], scratch: Path) -> str:
@@ -80,10 +83,11 @@ def make_sdist(folder: Path, version: str, files: Mapping[str, str]) -> Path:
     return path
 
 
-def write_pin(path: Path, sdist: Path, version: str, tree: str, sha256: str | None = None) -> None:
-    digest = sha256 or hashlib.sha256(sdist.read_bytes()).hexdigest()
+def write_pin(path: Path, sdist: Path, version: str, tree: str) -> None:
+    digest = hashlib.sha256(sdist.read_bytes()).hexdigest()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"# A fake pin.\n# upstream-commit: 0123456789ab\n# tree: {tree}\n{vendor.PACKAGE}=={version} --hash=sha256:{digest}\n")
+    facts = f"# A fake pin.\n# upstream-commit: 0123456789ab\n# tree: {tree}\n"
+    path.write_text(f"{facts}{vendor.PACKAGE}=={version} --hash=sha256:{digest}\n")
 
 
 class Queue:
@@ -127,7 +131,7 @@ class Queue:
 
     def run(self, script: str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
         """A script as users run it, in a process of its own."""
-        cmd = [os.sys.executable, str(self.root / "scripts" / script), *args]
+        cmd = [sys.executable, str(self.root / "scripts" / script), *args]
         return subprocess.run(cmd, env={**os.environ, **env}, capture_output=True, text=True)
 
     def snapshot(self) -> dict[str, bytes]:
