@@ -64,13 +64,13 @@ $(VENV)/.lint: $(VENV)/.tools pyproject.toml
 lint: $(VENV)/.lint setup ## style and types; docs/cli.md is current
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/python scripts/gen_cli_docs.py --check
+	@$(BIN)/python scripts/gen_docs.py --check
 
 fmt: $(VENV)/.lint ## fix what can be fixed
 	$(BIN)/ruff check --fix .
 
-docs: setup      ## regenerate docs/cli.md
-	$(BIN)/python scripts/gen_cli_docs.py
+docs: setup      ## regenerate docs/cli.md and the tables in README
+	$(BIN)/python scripts/gen_docs.py
 
 clean:           ## the environment and build folders; the build cache stays
 	rm -rf $(VENV) build dist

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from llama_dflash.errors import BuildError, UsageError
 
 INSTALLED = "installed"
 PRESETS = ("native", "cpu", "exact", "cuda", "asan", "reference")
+INFO_KEYS = ("pin", "bindings", "series_digest", "preset", "backend", "backend_reason", "exact", "compiler")
 
 
 @dataclass(frozen=True)
@@ -50,9 +52,13 @@ def read_build(package: Path) -> Build:
     """Read BUILD_INFO.json of a package folder."""
     path = package / "BUILD_INFO.json"
     try:
-        return Build(package, json.loads(path.read_text()))
-    except (OSError, json.JSONDecodeError) as e:
+        info = json.loads(path.read_text())
+    except (OSError, ValueError) as e:
         raise BuildError(f"{path} cannot be read ({e}); expected the folder of a finished build", "build it again") from e
+    missing = [key for key in INFO_KEYS if not isinstance(info, dict) or key not in info]
+    if missing:
+        raise BuildError(f"{path} lacks {', '.join(missing)}; expected the file of a finished build", "build it again")
+    return Build(package, info)
 
 
 def resolve(native: str) -> Build:
@@ -69,9 +75,10 @@ def resolve(native: str) -> Build:
         return read_build(_paths.find("BUILD_INFO.json").parent)
     if native in PRESETS:
         return read_build(_build_preset(native) / "llama_dflash")
-    folder = Path(native).expanduser()
+    # The os.path forms take any text: an unknown ~user or a name too long is just no folder.
+    folder = Path(os.path.expanduser(native))
     for package in (folder / "llama_dflash", folder):
-        if (package / "BUILD_INFO.json").is_file():
+        if os.path.isfile(package / "BUILD_INFO.json"):
             return read_build(package.resolve())
     raise UsageError(
         f"--native {native!r} is neither a preset nor the folder of a finished build",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -69,7 +70,7 @@ class Client:
                 return json.load(reply)
         except urllib.error.HTTPError as e:
             raise ServerError(f"{request.selector}: HTTP {e.code}: {_message(e.read())}") from e
-        except (OSError, json.JSONDecodeError) as e:
+        except (OSError, ValueError, http.client.HTTPException) as e:
             raise ServerError(f"{request.selector}: no answer from {self.url} ({e})", "see the server's log") from e
 
     def is_healthy(self) -> bool:

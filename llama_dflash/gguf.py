@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import stat
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -134,21 +135,24 @@ def read(path: Path) -> ModelFacts:
         ModelFileError: missing, not GGUF, truncated or damaged.
     """
     path = Path(path)
-    if not path.exists():
-        raise ModelFileError(f"{path}: no such file, expected a GGUF model", "check the path")
-    if path.is_dir():
-        raise ModelFileError(f"{path} is a folder, expected a GGUF file", "name the .gguf file in it")
-    size_bytes = path.stat().st_size
     try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise ModelFileError(f"{path} is a folder, expected a GGUF file", "name the .gguf file in it")
+        # Opening a pipe waits for its writer, and the reader maps the file into memory.
+        if not stat.S_ISREG(status.st_mode):
+            raise ModelFileError(f"{path} is no regular file, expected a GGUF file", "save the model to a file first")
         with path.open("rb") as f:
             magic = f.read(4)
+    except (FileNotFoundError, NotADirectoryError) as e:
+        raise ModelFileError(f"{path}: no such file, expected a GGUF model", "check the path") from e
     except OSError as e:
         raise ModelFileError(f"{path} cannot be read ({e.strerror}), expected a GGUF file", "check its permissions") from e
     if magic != MAGIC:
         raise ModelFileError(
             f"{path} is not a GGUF file: it starts with {magic!r}, expected {MAGIC!r}", "convert the model to GGUF first"
         )
-    return _parse(path, size_bytes)
+    return _parse(path, status.st_size)
 
 
 def _parse(path: Path, size_bytes: int) -> ModelFacts:

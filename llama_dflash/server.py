@@ -20,6 +20,8 @@ from llama_dflash.spec import RunConfig
 
 LOG_TAIL_LINES = 400
 READY_TIMEOUT_S = 600.0
+# llama.cpp logs this as an error in every run that drafts.
+HARMLESS = "this warning is normal during memory fitting"
 
 
 def free_port() -> int:
@@ -41,6 +43,11 @@ def check_port(host: str, port: int) -> None:
                 f"port {port} on {host} cannot be used ({e.strerror}), expected a free port",
                 "stop the program that holds it, or choose another with --port",
             ) from e
+
+
+def _url_host(host: str) -> str:
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{reachable}]" if ":" in reachable else reachable
 
 
 class Server:
@@ -72,7 +79,7 @@ class Server:
         self.port = free_port() if port is None else port
         self.argv = [str(build.program("llama-server"))]
         self.argv += server_argv(config, host, self.port, exact=build.is_exact, extra=extra)
-        self.client = Client(f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{self.port}")
+        self.client = Client(f"http://{_url_host(host)}:{self.port}")
         self._on_line = on_line
         self._lines: collections.deque[str] = collections.deque(maxlen=LOG_TAIL_LINES)
         self._process: subprocess.Popen[str] | None = None
@@ -126,7 +133,7 @@ class Server:
         raise ServerError(f"llama-server was not ready after {READY_TIMEOUT_S:g} s", "see its log with -v")
 
     def log_tail(self, n_lines: int = 12) -> list[str]:
-        """The last log lines; errors and warnings first in line when there are many."""
+        """The last log lines."""
         if self._reader and self.returncode is not None:
             self._reader.join(timeout=2)
         return list(self._lines)[-n_lines:]
@@ -136,14 +143,15 @@ class Server:
         return [line for line in self._lines if needle in line]
 
     def death_message(self) -> str:
-        """One line with the exit code and the last error that the log has; the tail is for log_tail."""
+        """One line with the exit code and the first error in the log; the tail is for log_tail."""
         if self._reader:
             self._reader.join(timeout=2)
-        errors = [line for line in self._lines if " E " in line or "error" in line.lower() or "failed" in line.lower()]
-        last = (errors or list(self._lines) or ["nothing was logged"])[0].strip()
+        lines = [line for line in self._lines if HARMLESS not in line]
+        errors = [line for line in lines if " E " in line or "error" in line.lower() or "failed" in line.lower()]
+        reason = (errors or lines or ["nothing was logged"])[0].strip()
         code = self.returncode
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
-        return f"llama-server {how}: {last}"
+        return f"llama-server {how}: {reason}"
 
     def wait(self) -> int:
         """Block until the process ends; returns its exit code."""
