@@ -158,8 +158,16 @@ def read(path: Path) -> ModelFacts:
 def _parse(path: Path, size_bytes: int) -> ModelFacts:
     from gguf import GGUFReader  # parsing is slow to import and only some commands need it
 
+    class BoundedReader(GGUFReader):  # type: ignore[misc]
+        # Past the end the base class reads nothing and goes on, without end when the length of an array is damaged.
+        def _get(self, offset: int, dtype: Any, count: int = 1, *order: Any, **kwargs: Any) -> Any:
+            values = super()._get(offset, dtype, count, *order, **kwargs)
+            if len(values) != int(count):
+                raise ValueError(f"it ends before {int(count)} values at byte {int(offset)}")
+            return values
+
     try:
-        reader = GGUFReader(path)
+        reader = BoundedReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items() if name != "tokenizer.ggml.tokens"}
         token_field = reader.fields.get("tokenizer.ggml.tokens")
         tokens = tuple(token_field.contents()) if token_field is not None else ()

@@ -198,7 +198,7 @@ def unpack(dest: Path, bindings: Path, root: Path = ROOT, env: Mapping[str, str]
             _extract(tar, top, dest, bindings)
     except tarfile.TarError as e:
         raise VendorError(f"{sdist}: {e}, expected a .tar.gz; correct --hash in vendor/pin.txt") from e
-    _run_git(dest, "init", "-q", "--template=", date=None, check=True)
+    _run_git(dest, "init", "-q", date=None, check=True)
     git(dest, "add", "-A", "-f")
     git(dest, "commit", "-q", "--no-verify", "-m", base_subject(pin))
     tree = git(dest, "rev-parse", "HEAD^{tree}").stdout.strip()
@@ -286,7 +286,7 @@ def prepare(dest: Path, names: Sequence[str], root: Path = ROOT, env: Mapping[st
         done = git(dest, "log", "-1", "--format=%T %s", "base", check=False)
         base_ok = done.returncode == 0 and done.stdout.strip() == f"{pin.tree} {base_subject(pin)}"
     if not base_ok:
-        fetch(root, env)  # before anything is removed
+        fetch(root, env)  # a failure here must leave the tree and its stamp as they are
         log(f"unpacking llama.cpp {pin.commit} to {dest}")
         dest.parent.mkdir(parents=True, exist_ok=True)
         write_stamp(dest, "unpacking", "-")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from shell import ROOT, copy_tracked, make_venv, ok
+from shell import ROOT, copy_tracked, make_venv, ok, run
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +21,9 @@ def test_plain_pip_install_compiles_and_works(tmp_path: Path) -> None:
     env = {"LLAMA_DFLASH_SDIST": sdist, "CMAKE_BUILD_PARALLEL_LEVEL": "2"}
     if shutil.which("ccache"):
         env |= {"CCACHE_DIR": str(cache), "CCACHE_BASEDIR": str(source), "CCACHE_NOHASHDIR": "1", "CCACHE_MAXSIZE": "4G"}
-    log = ok(python, "-m", "pip", "install", "-v", source, env=env)
+    done = run(python, "-m", "pip", "install", "-v", source, env=env)
+    log = done.stdout + done.stderr
+    assert done.returncode == 0, log[-4000:]
     assert "llama-dflash: building for" in log
     facts = json.loads(ok(tmp_path / "env" / "bin" / "llama-dflash", "doctor", "--json"))
     assert facts["problems"] == []

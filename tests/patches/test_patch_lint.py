@@ -85,11 +85,15 @@ def test_parse_counts_lines_that_look_like_headers(filled: Queue) -> None:
     filled.commit("sql : add a query")
     (filled.tree / "q.sql").write_text("++ i;\n@@ -1 +1 @@\nselect 1;\ndiff --git a/x b/x")
     filled.commit("sql : mend the query")
+    (filled.tree / "q.sql").write_text("one\ntwo\n")
+    filled.commit("sql : end the last line")
     patchq.refresh(filled.root)
     patch = patch_lint.parse(filled.patches / "sql-mend-the-query.patch")
     assert patch.added == ["++ i;", "@@ -1 +1 @@", "diff --git a/x b/x"]
     assert patch.n_removed == 1
     assert patch.files == ["q.sql"]
+    patch = patch_lint.parse(filled.patches / "sql-end-the-last-line.patch")
+    assert (patch.added, patch.n_removed) == (["one", "two"], 4)
 
 
 def test_parse_survives_bytes_that_are_not_utf8(tmp_path: Path) -> None:

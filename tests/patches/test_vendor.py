@@ -78,6 +78,17 @@ def test_a_new_pin_unpacks_again(filled: Queue) -> None:
     assert "9.9.10" in (filled.tree.parent / "llama_cpp" / "__init__.py").read_text()
 
 
+def test_a_new_pin_that_cannot_be_fetched_leaves_the_tree_protected(filled: Queue) -> None:
+    pin_line(filled, "==9.9.9", "==9.9.10")
+    pin_line(filled, vendor.read_pin(filled.root).sha256, "0" * 64)
+    filled.sdist = filled.root / "dist" / "gone.tar.gz"
+    with pytest.raises(vendor.VendorError, match="no such file"):
+        filled.prepare()
+    filled.edit("alpha.txt", "line 30\n", "mine\n")
+    with pytest.raises(vendor.VendorError, match="uncommitted changes"):
+        filled.prepare()
+
+
 def test_new_bindings_on_the_same_llama_cpp_are_unpacked(filled: Queue) -> None:
     sdist = fakes.make_sdist(filled.root / "dist", "9.9.10", FILES)
     fakes.write_pin(filled.root / "vendor" / "pin.txt", sdist, "9.9.10", vendor.read_pin(filled.root).tree)
@@ -196,6 +207,14 @@ def test_git_refuses_a_folder_without_its_own_repository(filled: Queue) -> None:
     shutil.rmtree(filled.tree / ".git")
     with pytest.raises(vendor.VendorError, match=r"llama\.cpp has no \.git of its own; delete it and run 'make vendor'"):
         vendor.git(filled.tree, "apply", str(filled.patches / ALPHA))
+
+
+def test_git_does_not_climb_out_of_a_broken_repository(filled: Queue) -> None:
+    fakes.git(filled.root, "init", "-q")
+    shutil.rmtree(filled.tree / ".git")
+    (filled.tree / ".git").mkdir()
+    with pytest.raises(vendor.VendorError, match=r"git status failed in .*not a git repository"):
+        vendor.git(filled.tree, "status")
 
 
 def test_prepare_inside_another_repository_changes_the_files(filled: Queue) -> None:
