@@ -104,13 +104,14 @@ def refresh(root: Path = ROOT) -> list[str]:
     if vendor.git(tree, "status", "--porcelain").stdout.strip():
         raise vendor.VendorError(f"{tree} has uncommitted changes; commit them (patchq new, git commit --fixup) first")
     # A tree that holds a prefix of the series, or an older one, would delete or revert the other patches.
-    stamp, want = vendor.read_stamp(tree), vendor.digest(vendor.read_series(root), root)
-    if stamp is not None and stamp[0] not in (want, "exported"):
+    names, stamp, patches = vendor.read_series(root), vendor.read_stamp(tree), export(tree)
+    want = vendor.digest(names, root)
+    mended = stamp is not None and stamp[0] == "partial" and set(names) <= set(patches)
+    if stamp is not None and stamp[0] not in (want, "exported") and not mended:
         raise vendor.VendorError(
             f"{tree} was made from series {stamp[0]}, expected {want} of patches/; run 'make vendor', or, when the tree "
             f"has work of yours, restore patches/ or delete {vendor.stamp_path(tree)} to export what is there"
         )
-    patches = export(tree)
     before = vendor.git(tree, "rev-parse", "HEAD", "HEAD^{tree}").stdout.split()
     for old in (root / "patches").glob("*.patch"):
         if old.name not in patches:

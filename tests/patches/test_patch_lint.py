@@ -31,13 +31,15 @@ index 1111111111111111111111111111111111111111..22222222222222222222222222222222
 
 
 def text(subject: str = SUBJECT, body: str = "It was so; now it is not.", diff: str = DIFF, **fields: str | None) -> str:
-    values = {key: value for key, value in {**FIELDS, **{k.replace("_", "-"): v for k, v in fields.items()}}.items() if value is not None}
-    head = f"From {'0' * 40} Mon Sep 17 00:00:00 2001\nFrom: A <a@b.invalid>\nDate: Sat, 1 Jan 2000 00:00:00 +0000\nSubject: {subject}\n"
-    return f"{head}\n{body}\n\n" + "".join(f"{key}: {value}\n" for key, value in values.items()) + f"\n{diff}"
+    values = {**FIELDS, **{key.replace("_", "-"): value for key, value in fields.items()}}
+    header = "".join(f"{key}: {value}\n" for key, value in values.items() if value is not None)
+    mail = f"From {'0' * 40} Mon Sep 17 00:00:00 2001\nFrom: A <a@b.invalid>\nDate: Sat, 1 Jan 2000 00:00:00 +0000\n"
+    return f"{mail}Subject: {subject}\n\n{body}\n\n{header}\n{diff}"
 
 
 def with_added(*lines: str) -> str:
-    return DIFF.replace("@@ -1,3 +1,3 @@", f"@@ -1,3 +1,{3 + len(lines)} @@").replace("+2\n", "+2\n" + "".join(f"+{x}\n" for x in lines))
+    longer = DIFF.replace("@@ -1,3 +1,3 @@", f"@@ -1,3 +1,{3 + len(lines)} @@")
+    return longer.replace("+2\n", "+2\n" + "".join(f"+{line}\n" for line in lines))
 
 
 @pytest.fixture
@@ -126,8 +128,8 @@ def test_a_good_patch_has_no_problem(root: Path) -> None:
 @pytest.mark.parametrize("n", [399, 400])
 def test_size_is_asked_for_above_the_limit_only(root: Path, n: int) -> None:
     content = text(diff=with_added(*["x"] * (n - 1)))  # and the two lines of DIFF
-    found = lint(root, content)
-    assert found == ([] if n == 399 else ["mod-do-one-thing.patch: 401 changed lines; expected at most 400, or a 'Size:' field with the reason"])
+    words = "mod-do-one-thing.patch: 401 changed lines; expected at most 400, or a 'Size:' field with the reason"
+    assert lint(root, content) == ([] if n == 399 else [words])
     assert lint(root, text(diff=with_added(*["x"] * n), Size="a table")) == []
 
 
@@ -153,7 +155,8 @@ def test_a_word_that_holds_and_is_no_second_concern(root: Path) -> None:
 
 def test_name_rule(root: Path) -> None:
     found = lint(root, text(), "0001-mod-do-one-thing.patch")
-    assert found == ["0001-mod-do-one-thing.patch: file name differs from the subject's; expected mod-do-one-thing.patch: run 'make refresh'"]
+    words = "file name differs from the subject's; expected mod-do-one-thing.patch: run 'make refresh'"
+    assert found == [f"0001-mod-do-one-thing.patch: {words}"]
 
 
 @pytest.mark.parametrize(
@@ -189,9 +192,12 @@ def test_each_field_is_needed(root: Path, key: str, value: str | None, words: st
 
 def test_series_problems() -> None:
     assert patch_lint.series_problems(["a", "b"], ["a", "b"]) == []
-    assert patch_lint.series_problems(["a", "b"], ["a"]) == ["patches/series names b, which is not in patches/; remove the line or restore the file"]
-    assert patch_lint.series_problems(["a"], ["a", "b"]) == ["patches/b is not in patches/series; add it there or delete the file"]
-    assert patch_lint.series_problems(["a", "a"], ["a"]) == ["patches/series names a more than once; expected once: remove a line"]
+    absent = "patches/series names b, which is not in patches/; remove the line or restore the file"
+    assert patch_lint.series_problems(["a", "b"], ["a"]) == [absent]
+    extra = "patches/b is not in patches/series; add it there or delete the file"
+    assert patch_lint.series_problems(["a"], ["a", "b"]) == [extra]
+    twice = "patches/series names a more than once; expected once: remove a line"
+    assert patch_lint.series_problems(["a", "a"], ["a"]) == [twice]
     many = [f"{i}.patch" for i in range(31)]
     assert patch_lint.series_problems(many[:30], many[:30]) == []
     assert patch_lint.series_problems(many, many) == ["31 patches; expected at most 30: join or drop some"]

@@ -161,7 +161,7 @@ def test_main_fails_with_one_line_and_status_1(filled: Queue, case: str) -> None
     else:
         filled.sdist.write_bytes(b"not an archive")
         fakes.write_pin(filled.root / "vendor" / "pin.txt", filled.sdist, "9.9.9", "0" * 40)
-        args, words = ["prepare", "--dest", str(filled.root / "new" / "llama.cpp")], "not a gzip file, expected a .tar.gz; correct --hash"
+        args, words = ["prepare", "--dest", str(filled.root / "new" / "llama.cpp")], "expected a .tar.gz; correct --hash"
     done = filled.run("vendor.py", *args, **env)
     lines = [line for line in done.stderr.splitlines() if not line.startswith("vendor: unpacking")]
     assert (done.returncode, done.stdout, len(lines)) == (1, "", 1), done.stderr

@@ -54,19 +54,25 @@ def test_mode() -> None:
     assert (AR.mode, CHAIN.mode) == MODES
 
 
+@pytest.fixture
+def small_pair(make_target: Callable[..., Path], make_draft: Callable[..., Path]) -> tuple[Path, Path]:
+    """A pair with the embedded draft's block size that is read faster."""
+    return make_target(), make_draft(block_size=16)
+
+
 def test_checked_resolves_n_max_to_the_longest_draft(pair: tuple[Path, Path]) -> None:
     assert RunConfig(*pair).checked() == RunConfig(*pair, 15)
 
 
 @pytest.mark.parametrize("n_max", [1, 7, 15])
-def test_checked_keeps_n_max(pair: tuple[Path, Path], n_max: int) -> None:
-    assert RunConfig(*pair, n_max).checked().n_max == n_max
+def test_checked_keeps_n_max(small_pair: tuple[Path, Path], n_max: int) -> None:
+    assert RunConfig(*small_pair, n_max).checked().n_max == n_max
 
 
 @pytest.mark.parametrize("n_max", [0, 16, -1])
-def test_checked_refuses_n_max(pair: tuple[Path, Path], n_max: int) -> None:
+def test_checked_refuses_n_max(small_pair: tuple[Path, Path], n_max: int) -> None:
     with pytest.raises(UsageError, match=rf"n_max is {n_max}, expected 1\.\.15 for a draft of block size 16"):
-        RunConfig(*pair, n_max).checked()
+        RunConfig(*small_pair, n_max).checked()
 
 
 def test_checked_takes_the_limit_from_the_draft(make_target: Callable[..., Path], make_draft: Callable[..., Path]) -> None:
@@ -81,8 +87,8 @@ def test_checked_without_a_draft_changes_nothing(pair: tuple[Path, Path]) -> Non
     assert config.checked() == config
 
 
-def test_checked_refuses_files(pair: tuple[Path, Path], make_target: Callable[..., Path], tmp_path: Path) -> None:
-    target, draft = pair
+def test_checked_refuses_files(small_pair: tuple[Path, Path], make_target: Callable[..., Path], tmp_path: Path) -> None:
+    target, draft = small_pair
     with pytest.raises(ModelFileError, match="no such file"):
         RunConfig(tmp_path / "none").checked()
     with pytest.raises(ModelFileError, match="no such file"):
@@ -92,4 +98,4 @@ def test_checked_refuses_files(pair: tuple[Path, Path], make_target: Callable[..
     with pytest.raises(ModelFileError, match="expected a target"):
         RunConfig(draft, target).checked()
     with pytest.raises(PairingError, match="does not fit"):
-        RunConfig(make_target(), draft).checked()
+        RunConfig(make_target("other.gguf", embedding_length=64), draft).checked()

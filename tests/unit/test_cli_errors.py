@@ -49,7 +49,7 @@ def fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.fixture
-def files(tmp_path: Path, pair: tuple[Path, Path], make_target: Callable[..., Path]) -> dict[str, Path]:
+def files(tmp_path: Path, pair: tuple[Path, Path]) -> dict[str, Path]:
     """Unusable model files by what is wrong with them."""
     target, draft = pair
     (tmp_path / "cut.gguf").write_bytes(draft.read_bytes()[:5000])
@@ -63,8 +63,13 @@ def files(tmp_path: Path, pair: tuple[Path, Path], make_target: Callable[..., Pa
         "folder": tmp_path,
         "draft": draft,
         "target": target,
-        "other target": make_target(),
     }
+
+
+@pytest.fixture
+def small_pair(make_target: Callable[..., Path], make_draft: Callable[..., Path]) -> list[str | Path]:
+    """Options for a pair that is read faster than the embedded one."""
+    return ["-m", make_target(), "-md", make_draft()]
 
 
 FILE_ERRORS = [
@@ -90,12 +95,18 @@ def test_unusable_draft_files(fails: Fails, files: dict[str, Path], what: str, e
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c[0])
-def test_swapped_and_mismatched_pairs(fails: Fails, files: dict[str, Path], command: tuple[str, ...]) -> None:
-    draft, target = files["draft"], files["target"]
+def test_swapped_and_mismatched_pairs(
+    fails: Fails, command: tuple[str, ...], make_target: Callable[..., Path], make_draft: Callable[..., Path]
+) -> None:
+    target, draft, other = make_target(), make_draft(), make_target("other.gguf", embedding_length=64)
     assert "is a draft (architecture 'dflash'), expected a target model" in fails(1, *command, "-m", draft, "-md", target)
-    assert "is a 'qwen35' model, expected a draft" in fails(1, *command, "-md", target)
-    line = fails(1, *command, "-m", files["other target"], "-md", draft)
-    assert "tiny-draft.gguf does not fit target.gguf: the draft reads 4 layers of width 256" in line
+    assert "is a 'qwen35' model, expected a draft" in fails(1, *command, "-m", target, "-md", other)
+    line = fails(1, *command, "-m", other, "-md", draft)
+    assert "draft.gguf does not fit other.gguf: the draft reads 3 layers of width 32, the target's hidden size is 64" in line
+
+
+def test_a_name_with_a_line_break_stays_one_line(fails: Fails) -> None:
+    assert fails(1, "serve", "-m", "a\nb.gguf").startswith("a b.gguf: no such file")
 
 
 def test_a_draft_alone_is_no_model(fails: Fails, files: dict[str, Path]) -> None:
@@ -164,17 +175,17 @@ def test_mode_chain_without_a_draft(fails: Fails, files: dict[str, Path], comman
     ],
 )
 def test_a_context_larger_than_memory(
-    fails: Fails, make_build: Callable[..., Build], command: tuple[str, ...], flags: tuple[str, ...]
+    fails: Fails, small_pair: list[str | Path], make_build: Callable[..., Build], command: tuple[str, ...], flags: tuple[str, ...]
 ) -> None:
-    build = make_build("").package
-    line = fails(2, *command, "--native", build, *flags)
-    assert line.startswith("a context of 1000000000000 tokens needs 2384185.8 GiB of KV cache, expected at most ")
+    line = fails(2, *command, *small_pair, "--native", make_build("").package, *flags)
+    # The target has 24 values a token, the draft 16, of two bytes each.
+    assert line.startswith("a context of 1000000000000 tokens needs 74505.8 GiB of KV cache, expected at most ")
 
 
-def test_a_build_without_its_program(fails: Fails, make_build: Callable[..., Build]) -> None:
+def test_a_build_without_its_program(fails: Fails, small_pair: list[str | Path], make_build: Callable[..., Build]) -> None:
     build = make_build().package
-    assert "bin/llama-server is missing" in fails(1, "serve", "--native", build)
-    assert "bin/llama-cli is missing" in fails(1, "run", "-p", "x", "--native", build)
+    assert "bin/llama-server is missing" in fails(1, "serve", *small_pair, "--native", build)
+    assert "bin/llama-cli is missing" in fails(1, "run", "-p", "x", *small_pair, "--native", build)
 
 
 def test_a_damaged_build(fails: Fails, tmp_path: Path) -> None:
@@ -185,6 +196,7 @@ def test_a_damaged_build(fails: Fails, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("module", "args"), [(bench, ("bench", "--modes", "ar")), (verify, ("verify",))])
 def test_results_that_cannot_be_written(
     fails: Fails,
+    small_pair: list[str | Path],
     monkeypatch: pytest.MonkeyPatch,
     make_build: Callable[..., Build],
     tmp_path: Path,
@@ -195,11 +207,10 @@ def test_results_that_cannot_be_written(
         return Pass({"mode": "ar"}, [Completion([1, 2, 3], "", {"predicted_ms": 1.0, "draft_n": 1})])
 
     monkeypatch.setattr(module, "run_pass", measured)
-    # stats looks at the mode only to know which figures there are.
     monkeypatch.setattr(verify, "judge", lambda result, *_: result.update(passed=True, checks={}))
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "below"
-    line = fails(1, *args, "--prompts", "1", "--native", make_build().package, "--out", out)
+    line = fails(1, *args, *small_pair, "--prompts", "1", "--native", make_build().package, "--out", out)
     assert line.startswith(f"{out} cannot be written (Not a directory), expected a writable folder")
 
 

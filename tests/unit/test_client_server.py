@@ -106,7 +106,7 @@ def test_an_answer_that_is_not_json(url: str, path: str) -> None:
 
 
 def test_an_answer_that_ends_early(url: str) -> None:
-    with pytest.raises(ServerError, match="^/cut: no answer"):
+    with pytest.raises(ServerError, match=r"^/cut: no answer"):
         Client(url).post("/cut", {})
 
 

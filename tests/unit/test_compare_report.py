@@ -94,8 +94,13 @@ def test_explain_adds_gap_and_floor(monkeypatch: pytest.MonkeyPatch, make_build:
 
 
 @pytest.fixture
-def result(make_build: Callable[..., Build], pair: tuple[Path, Path]) -> dict[str, Any]:
-    out = report.header("bench", make_build(), RunConfig(*pair, 15), Job(CASES, 8, Sampling()))
+def small_pair(make_target: Callable[..., Path], make_draft: Callable[..., Path]) -> tuple[Path, Path]:
+    return make_target(**{"general.name": "small-target"}), make_draft()
+
+
+@pytest.fixture
+def result(make_build: Callable[..., Build], small_pair: tuple[Path, Path]) -> dict[str, Any]:
+    out = report.header("bench", make_build(), RunConfig(*small_pair, 7), Job(CASES, 8, Sampling()))
     ar = {"tok_s": 100.04, "tok_s_mad": 1.25, "tok_s_repeats": [99.0, 100.04, 102.0], "ms_per_round": 9.996}
     chain = {"tok_s": 250.0, "tok_s_mad": 0.0, "tok_s_repeats": [250.0], "ms_per_round": 12.5}
     out["modes"] = {
@@ -119,19 +124,19 @@ ROWS = [
 ]
 
 
-def test_header_has_the_fixed_keys(result: dict[str, Any], pair: tuple[Path, Path]) -> None:
+def test_header_has_the_fixed_keys(result: dict[str, Any], small_pair: tuple[Path, Path]) -> None:
     assert set(result) >= FIXED_KEYS
     assert (result["schema"], result["command"], result["prompts"], result["n_predict"]) == (1, "bench", 3, 8)
     assert result["sampling"] == {"temperature": 0}
     assert set(result["build"]) >= {"series_digest", "pin", "backend", "compiler"}
-    assert result["models"] == {"target": gguf.read(pair[0]).summary, "draft": gguf.read(pair[1]).summary}
+    assert result["models"] == {"target": gguf.read(small_pair[0]).summary, "draft": gguf.read(small_pair[1]).summary}
     assert set(result["models"]["target"]) == {"name", "arch", "quant", "sha256"}
     json.dumps(result)
 
 
-def test_header_of_plain_decoding_has_no_draft(make_build: Callable[..., Build], pair: tuple[Path, Path]) -> None:
+def test_header_of_plain_decoding_has_no_draft(make_build: Callable[..., Build], small_pair: tuple[Path, Path]) -> None:
     job = Job(CASES, 8, Sampling(0.8, 3))
-    out = report.header("verify", make_build(), RunConfig(pair[0]), job)
+    out = report.header("verify", make_build(), RunConfig(small_pair[0]), job)
     assert set(out["models"]) == {"target"}
     assert out["modes"] == {}
     assert out["sampling"] == {"temperature": 0.8, "seed": 3, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -146,7 +151,7 @@ def test_table_shows_every_cell(result: dict[str, Any]) -> None:
     console.print(report.table(result))
     console.file.close()
     text = console.export_text()
-    assert "3 prompts x 8 tokens, tiny-py-target" in text
+    assert "3 prompts x 8 tokens, small-target" in text
     assert [cell for row in ROWS for cell in row if cell not in text] == []
 
 

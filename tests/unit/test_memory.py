@@ -17,7 +17,7 @@ TARGET_VALUES = 2 * 2 * 64
 DRAFT_VALUES = 3 * 2 * 64
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def models(pair: tuple[Path, Path]) -> list[gguf.ModelFacts]:
     return [gguf.read(path) for path in pair]
 
