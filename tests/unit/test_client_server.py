@@ -260,8 +260,10 @@ def test_a_server_that_is_never_ready_is_stopped(make_build: Callable[..., Build
 
 
 def test_a_port_in_use_is_refused_before_starting(make_build: Callable[..., Build], tmp_path: Path) -> None:
-    build = make_build(f"open({str(tmp_path / 'started')!r}, 'w')")
-    with socket.create_server(("127.0.0.1", 0)) as held:
+    build = make_build(f"open({str(tmp_path / 'started')!r}, 'w').close()")
+    # Bound but silent: without the check a request for health is refused at once, and the test fails instead of waiting.
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]
         made, message = entering_fails(build, port=port)
     assert message.startswith(f"port {port} on 127.0.0.1 cannot be used (Address already in use), expected a free port")

@@ -77,7 +77,13 @@ def test_refuses_what_is_no_file(tmp_path: Path) -> None:
 
 def test_refuses_a_pipe_without_waiting_for_a_writer(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert "no regular file" in refusal(tmp_path / "pipe")
+    # Held open and filled, so that a reader of it fails this test instead of waiting.
+    pipe = os.open(tmp_path / "pipe", os.O_RDWR)
+    os.write(pipe, b"GGUF" * 16)
+    try:
+        assert "no regular file" in refusal(tmp_path / "pipe")
+    finally:
+        os.close(pipe)
 
 
 def test_refuses_an_unreadable_file() -> None:
