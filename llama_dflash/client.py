@@ -12,6 +12,9 @@ from typing import Any
 from llama_dflash.errors import ServerError
 
 
+HEALTH_TIMEOUT_S = 5.0
+
+
 @dataclass(frozen=True)
 class Sampling:
     """Sampling of one request. The default is greedy.
@@ -76,7 +79,8 @@ class Client:
     def is_healthy(self) -> bool:
         """Whether the model is loaded."""
         try:
-            return bool(self.get("/health").get("status") == "ok")
+            # A timeout of its own: a port may accept and never answer.
+            return bool(Client(self.url, HEALTH_TIMEOUT_S).get("/health").get("status") == "ok")
         except ServerError:
             return False
 

@@ -21,6 +21,8 @@ KV_BYTES = {
     "q4_0": 18 / 32,
     "iq4_nl": 18 / 32,
 }
+# The attention mask of a default batch (512 rows, F16) grows with the context too.
+MASK_BYTES_PER_TOKEN = 512 * 2
 GIB = 2**30
 
 
@@ -35,13 +37,16 @@ def kv_bytes(facts: ModelFacts, n_ctx: int, k_type: str = "f16", v_type: str = "
 
 
 def available_bytes() -> int | None:
-    """Memory that a new process can have, or None where the system does not tell."""
+    """Memory that a new process can have, a container's limit included; None where the system does not tell."""
+    limits = []
     try:
-        text = Path("/proc/meminfo").read_text()
-    except OSError:
-        return None
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.M)
-    return int(match[1]) * 1024 if match else None
+        match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
+        limits += [int(match[1]) * 1024] if match else []
+        group = Path("/sys/fs/cgroup")
+        limits.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):
+        pass  # no such file, or "max": no limit
+    return min(limits, default=None)
 
 
 def flag_value(flags: Sequence[str], *names: str) -> str | None:
@@ -63,14 +68,22 @@ def check_context(models: Sequence[ModelFacts], flags: Sequence[str]) -> None:
         UsageError: the cache of all `models` together is larger than the available memory.
     """
     text = flag_value(flags, "-c", "--ctx-size")
-    if text is None or not text.isdigit():
+    if text is None:
         return
-    k_type = flag_value(flags, "-ctk", "--cache-type-k") or "f16"
-    v_type = flag_value(flags, "-ctv", "--cache-type-v") or "f16"
-    need = kv_bytes(models[0], int(text), k_type, v_type) + sum(kv_bytes(m, int(text)) for m in models[1:])
+    if not text.isdigit():
+        raise UsageError(f"the context size is {text!r}, expected a whole number of tokens", "such as -c 32768")
+    types = [
+        [flag_value(flags, short, long) or "f16" for short, long in names]
+        for names in (
+            (("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v")),
+            (("-ctkd", "--spec-draft-type-k"), ("-ctvd", "--spec-draft-type-v")),
+        )
+    ]
+    n_ctx = int(text)
+    need = sum(kv_bytes(m, n_ctx, *types[i > 0]) + n_ctx * MASK_BYTES_PER_TOKEN for i, m in enumerate(models))
     have = available_bytes()
     if have is not None and need > have:
         raise UsageError(
-            f"a context of {text} tokens needs {need / GIB:.1f} GiB of KV cache, expected at most {have / GIB:.1f} GiB",
+            f"a context of {text} tokens needs {need / GIB:.1f} GiB for its caches, expected at most {have / GIB:.1f} GiB",
             "choose a smaller -c, or a smaller KV type (-- -ctk q8_0 -ctv q8_0)",
         )

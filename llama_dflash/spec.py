@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llama_dflash import gguf
-from llama_dflash.errors import UsageError
+from llama_dflash.errors import PairingError, UsageError
 
 MODES = ("ar", "chain")
 
@@ -43,6 +43,8 @@ class RunConfig:
         draft = gguf.read(self.draft)
         gguf.check_pair(target, draft)
         limit = draft.block_size - 1
+        if limit < 1:
+            raise PairingError(f"{draft.path.name} has block size {draft.block_size}, expected at least 2", "use another draft")
         n_max = limit if self.n_max is None else self.n_max
         if not 1 <= n_max <= limit:
             raise UsageError(

@@ -42,15 +42,27 @@ def load(source: str, n_prompts: int | None = None) -> list[Case]:
 
 
 def _from_file(path: Path) -> list[Case]:
-    if not path.is_file():
-        raise UsageError(f"--prompt-set {str(path)!r} is neither a set nor a file", f"use {', '.join(BUILT_IN)} or a JSON file")
     try:
-        return [Case(str(p["name"]), str(p["text"])) for p in json.loads(path.read_text())["prompts"]]
-    except (ValueError, KeyError, TypeError) as e:
+        is_file = path.is_file()
+    except OSError:  # such as a name that is too long
+        is_file = False
+    if not is_file:
+        shown = str(path) if len(str(path)) < 80 else f"{str(path)[:77]}..."
+        raise UsageError(f"--prompt-set {shown!r} is neither a set nor a file", f"use {', '.join(BUILT_IN)} or a JSON file")
+    try:
+        cases = [Case(str(p["name"]), str(p["text"])) for p in json.loads(path.read_text())["prompts"]]
+        if not cases:
+            raise ValueError("the list is empty")
+        if len({c.name for c in cases}) != len(cases):
+            raise ValueError("a name stands twice")
+        if not all(c.text for c in cases):
+            raise ValueError("a text is empty")
+    except (OSError, ValueError, KeyError, TypeError) as e:
         raise UsageError(
             f'{path} is no prompt set ({type(e).__name__}: {e}), expected {{"prompts": [{{"name", "text"}}, ..]}}',
             "see docs/cli.md",
         ) from e
+    return cases
 
 
 def _humaneval() -> list[Case]:

@@ -42,6 +42,9 @@ def main(args: list[str] | None = None) -> None:
     """Entry point of `llama-dflash`; exits 0 for ok, 1 for a failed check or run, 2 for bad use."""
     try:
         cli.main(args=args, prog_name="llama-dflash", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as e:
+        click.echo(e.format_message(), err=True)
+        sys.exit(2)
     except click.UsageError as e:
         where = f" ('{e.ctx.command_path} --help' lists what there is)" if e.ctx else ""
         _fail(e.format_message().rstrip(".") + where, 2)

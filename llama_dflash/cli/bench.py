@@ -13,7 +13,7 @@ from llama_dflash import builds
 from llama_dflash.bench import cases, compare, report, stats
 from llama_dflash.bench.run import Job, Pass, run_pass
 from llama_dflash.cli import _options, _output
-from llama_dflash.cli.verify import write
+from llama_dflash.cli.verify import require_writable, write
 from llama_dflash.errors import UsageError
 from llama_dflash.spec import MODES, RunConfig
 
@@ -75,13 +75,16 @@ def bench(
     )
     build = builds.resolve(native)
     folder = out or Path(".bench") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
+    png = plot or folder / "plot.png"
+    for place in (folder, png.parent):
+        require_writable(place)
     with _output.progress("bench", repeats * len(names) * len(job.cases)) as bar:
         passes = measure(build, configs, job, repeats, lambda: bar.advance(bar.task_ids[0]))
     result = summarize("bench", build, configs, job, passes)
     result["repeats"] = repeats
     result["files"] = write(folder, result, job, {m: p[0] for m, p in passes.items()})
     (folder / "result.md").write_text(report.markdown(result) + "\n")
-    report.plot(plot or folder / "plot.png", result)
+    report.plot(png, result)
     if as_json:
         _output.data_json(result)
     elif markdown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ def verify(
     build = builds.resolve(native)
     reference_build = builds.resolve("reference") if build.is_exact else build
     folder = out or Path(".bench") / f"verify-{mode}-{time.strftime('%Y%m%d-%H%M%S')}"
+    require_writable(folder)
     with _output.progress("verify", 2 * len(job.cases)) as bar:
 
         def step() -> None:
@@ -104,16 +106,23 @@ def judge(
     result["passed"] = all(result["checks"].values())
 
 
+def require_writable(folder: Path) -> None:
+    """Make `folder` and raise DFlashError unless files can be written there, before anything is measured."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as e:
+        raise DFlashError(
+            f"{folder} cannot be written ({e.strerror}), expected a folder for results", "choose one with --out"
+        ) from e
+
+
 def write(folder: Path, result: dict[str, Any], job: Job, passes: dict[str, Pass]) -> dict[str, str]:
     """Write result.json and tokens.json; returns their paths."""
     files = {"result": str(folder / "result.json"), "tokens": str(folder / "tokens.json")}
-    try:
-        report.write_tokens(folder / "tokens.json", job.cases, passes)
-        report.write_json(folder / "result.json", {**result, "files": files})
-    except OSError as e:
-        raise DFlashError(
-            f"{folder} cannot be written ({e.strerror}), expected a writable folder", "choose one with --out"
-        ) from e
+    report.write_tokens(folder / "tokens.json", job.cases, passes)
+    report.write_json(folder / "result.json", {**result, "files": files})
     return files
 
 

@@ -1,0 +1,56 @@
+"""Inputs that once got through or ended in a traceback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llama_dflash import memory
+from llama_dflash.bench import cases
+from llama_dflash.cli import main
+from llama_dflash.cli.verify import require_writable
+from llama_dflash.errors import DFlashError, UsageError
+
+
+@pytest.mark.parametrize(
+    ("prompts", "why"),
+    [
+        ([], "the list is empty"),
+        ([{"name": "a", "text": "x"}, {"name": "a", "text": "y"}], "a name stands twice"),
+        ([{"name": "a", "text": ""}], "a text is empty"),
+        ([{"name": "a"}], "KeyError"),
+    ],
+)
+def test_prompt_sets_that_cannot_be_measured_are_refused(tmp_path: Path, prompts: list[dict[str, str]], why: str) -> None:
+    path = tmp_path / "set.json"
+    path.write_text(json.dumps({"prompts": prompts}))
+    with pytest.raises(UsageError, match=why):
+        cases.load(str(path))
+
+
+def test_a_pasted_prompt_is_no_file_name() -> None:
+    with pytest.raises(UsageError, match="neither a set nor a file"):
+        cases.load("def f():\n" * 200)
+
+
+@pytest.mark.parametrize("text", ["1e12", "-5", "lots", ""])
+def test_a_context_that_is_no_number_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="expected a whole number"):
+        memory.check_context([], ["-c", text])
+
+
+def test_the_result_folder_is_checked_first(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DFlashError, match="expected a folder for results"):
+        require_writable(tmp_path / "file" / "sub")
+    require_writable(tmp_path / "new" / "sub")
+    assert list((tmp_path / "new" / "sub").iterdir()) == []
+
+
+def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as e:
+        main([])
+    assert e.value.code == 2
+    assert "Usage: llama-dflash" in capsys.readouterr().err
