@@ -11,7 +11,6 @@ from typing import Any
 
 from llama_dflash.errors import ServerError
 
-
 HEALTH_TIMEOUT_S = 5.0
 
 

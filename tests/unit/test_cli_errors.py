@@ -179,7 +179,7 @@ def test_a_context_larger_than_memory(
 ) -> None:
     line = fails(2, *command, *small_pair, "--native", make_build("").package, *flags)
     # The target has 24 values a token, the draft 16, of two bytes each.
-    assert line.startswith("a context of 1000000000000 tokens needs 74505.8 GiB of KV cache, expected at most ")
+    assert line.startswith("a context of 1000000000000 tokens needs 1981854.4 GiB for its caches, expected at most ")
 
 
 def test_a_build_without_its_program(fails: Fails, small_pair: list[str | Path], make_build: Callable[..., Build]) -> None:
@@ -211,7 +211,7 @@ def test_results_that_cannot_be_written(
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "below"
     line = fails(1, *args, *small_pair, "--prompts", "1", "--native", make_build().package, "--out", out)
-    assert line.startswith(f"{out} cannot be written (Not a directory), expected a writable folder")
+    assert line.startswith(f"{out} cannot be written (Not a directory), expected a folder for results")
 
 
 def test_out_that_is_a_file(fails: Fails, tmp_path: Path) -> None:

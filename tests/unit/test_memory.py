@@ -15,6 +15,7 @@ from llama_dflash.errors import UsageError
 TARGET_VALUES = 2 * 2 * 64
 # The draft's three layers, the same heads.
 DRAFT_VALUES = 3 * 2 * 64
+MASK_BYTES = 512 * 2
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +70,7 @@ def test_available_bytes_is_what_the_system_says() -> None:
 
 @pytest.mark.parametrize("off_by", [0, 1])
 def test_check_context_at_the_limit(models: list[gguf.ModelFacts], monkeypatch: pytest.MonkeyPatch, off_by: int) -> None:
-    need = 1000 * (TARGET_VALUES + DRAFT_VALUES) * 4
+    need = 1000 * ((TARGET_VALUES + DRAFT_VALUES) * 4 + 2 * MASK_BYTES)
     monkeypatch.setattr(memory, "available_bytes", lambda: need - off_by)
     if not off_by:
         memory.check_context(models, ["-c", "1000"])
@@ -79,19 +80,27 @@ def test_check_context_at_the_limit(models: list[gguf.ModelFacts], monkeypatch: 
 
 
 def test_check_context_reads_the_kv_types(models: list[gguf.ModelFacts], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1000 * TARGET_VALUES * 3)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1000 * (TARGET_VALUES * 3 + MASK_BYTES))
     target = models[:1]
     with pytest.raises(UsageError):
         memory.check_context(target, ["-c", "1000"])
     memory.check_context(target, ["-c", "1000", "-ctk", "q8_0", "--cache-type-v=q8_0"])
 
 
-@pytest.mark.parametrize("flags", [[], ["-c", "abc"], ["-c", "-1"], ["-c"]])
-def test_what_is_no_size_is_left_to_llama_cpp(
+@pytest.mark.parametrize("flags", [[], ["-c"]])
+def test_no_size_is_the_models_own(
     models: list[gguf.ModelFacts], monkeypatch: pytest.MonkeyPatch, flags: list[str]
 ) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 0)
     memory.check_context(models, flags)
+
+
+def test_check_context_reads_the_drafts_own_types(models: list[gguf.ModelFacts], monkeypatch: pytest.MonkeyPatch) -> None:
+    per_token = TARGET_VALUES * 4 + DRAFT_VALUES * 3 + 2 * MASK_BYTES
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1000 * per_token)
+    with pytest.raises(UsageError):
+        memory.check_context(models, ["-c", "1000", "-ctk", "f16"])
+    memory.check_context(models, ["-c", "1000", "-ctkd", "q8_0", "-ctvd", "q8_0"])
 
 
 def test_an_unknown_amount_of_memory_refuses_nothing(models: list[gguf.ModelFacts], monkeypatch: pytest.MonkeyPatch) -> None:
