@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,6 +65,26 @@ def write_json(path: Path, result: dict[str, Any]) -> None:
     """Write a result, readable and with a newline at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def require_writable(folder: Path) -> None:
+    """Make `folder` and raise DFlashError unless files can be written there, before anything is measured."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as e:
+        raise DFlashError(
+            f"{folder} cannot be written ({e.strerror}), expected a folder for results", "choose one with --out"
+        ) from e
+
+
+def write(folder: Path, result: dict[str, Any], job: Job, passes: dict[str, Pass]) -> dict[str, str]:
+    """Write result.json and tokens.json; returns their paths."""
+    files = {"result": str(folder / "result.json"), "tokens": str(folder / "tokens.json")}
+    write_tokens(folder / "tokens.json", job.cases, passes)
+    write_json(folder / "result.json", {**result, "files": files})
+    return files
 
 
 def rows(result: dict[str, Any]) -> list[list[str]]:

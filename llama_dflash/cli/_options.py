@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +11,8 @@ import click
 
 from llama_dflash import _paths
 from llama_dflash.argv import SPEC_TYPE
+from llama_dflash.bench import cases
+from llama_dflash.bench.run import Job
 from llama_dflash.builds import INSTALLED, PRESETS
 from llama_dflash.client import Sampling
 from llama_dflash.errors import UsageError
@@ -98,9 +101,18 @@ def run_config(model: Path | None, draft: Path | None, n_max: int | None, mode: 
     return RunConfig(model, draft, n_max if draft else None).checked()
 
 
-def sampling(temperature: float, seed: int) -> Sampling:
-    """Sampling from the job options."""
-    return Sampling(temperature, seed)
+def job(
+    prompt_set: str, n_prompts: int | None, n_predict: int, temperature: float, seed: int, stop_at_eos: bool, threads: int | None
+) -> Job:
+    """What job_options ask for, prompts loaded.
+
+    Raises:
+        UsageError: a value that cannot be meant.
+    """
+    if not math.isfinite(temperature):
+        raise UsageError(f"--temperature is {temperature}, expected a finite number", "0 is greedy")
+    flags = ("-t", str(threads)) if threads else ()
+    return Job(cases.load(prompt_set, n_prompts), n_predict, Sampling(temperature, seed), not stop_at_eos, flags)
 
 
 def passed_through(ctx: click.Context, extra: tuple[str, ...]) -> tuple[str, ...]:

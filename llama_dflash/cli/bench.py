@@ -10,10 +10,9 @@ from typing import Any
 import click
 
 from llama_dflash import builds
-from llama_dflash.bench import cases, compare, report, stats
+from llama_dflash.bench import compare, report, stats
 from llama_dflash.bench.run import Job, Pass, run_pass
 from llama_dflash.cli import _options, _output
-from llama_dflash.cli.verify import require_writable, write
 from llama_dflash.errors import UsageError
 from llama_dflash.spec import MODES, RunConfig
 
@@ -46,18 +45,12 @@ def bench(
     n_max: int | None,
     modes: str,
     repeats: int,
-    prompt_set: str,
-    n_prompts: int | None,
-    n_predict: int,
-    temperature: float,
-    seed: int,
-    stop_at_eos: bool,
-    threads: int | None,
     out: Path | None,
     plot: Path | None,
     markdown: bool,
     native: str,
     as_json: bool,
+    **job_fields: Any,
 ) -> None:
     """Measure tokens a second and tokens a round in several modes.
 
@@ -66,23 +59,17 @@ def bench(
     """
     names = parse_modes(modes)
     configs = {m: _options.run_config(model, draft, n_max, m) for m in names}
-    job = Job(
-        cases.load(prompt_set, n_prompts),
-        n_predict,
-        _options.sampling(temperature, seed),
-        not stop_at_eos,
-        ("-t", str(threads)) if threads else (),
-    )
+    job = _options.job(**job_fields)
     build = builds.resolve(native)
     folder = out or Path(".bench") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
     png = plot or folder / "plot.png"
     for place in (folder, png.parent):
-        require_writable(place)
+        report.require_writable(place)
     with _output.progress("bench", repeats * len(names) * len(job.cases)) as bar:
         passes = measure(build, configs, job, repeats, lambda: bar.advance(bar.task_ids[0]))
     result = summarize("bench", build, configs, job, passes)
     result["repeats"] = repeats
-    result["files"] = write(folder, result, job, {m: p[0] for m, p in passes.items()})
+    result["files"] = report.write(folder, result, job, {m: p[0] for m, p in passes.items()})
     (folder / "result.md").write_text(report.markdown(result) + "\n")
     report.plot(png, result)
     if as_json:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import click
 
 from llama_dflash import builds
-from llama_dflash.bench import cases, compare, report, stats
+from llama_dflash.bench import compare, report, stats
 from llama_dflash.bench.run import Job, Pass, run_pass
 from llama_dflash.cli import _options, _output
 from llama_dflash.errors import DFlashError
@@ -30,16 +29,10 @@ def verify(
     draft: Path | None,
     n_max: int | None,
     mode: str,
-    prompt_set: str,
-    n_prompts: int | None,
-    n_predict: int,
-    temperature: float,
-    seed: int,
-    stop_at_eos: bool,
-    threads: int | None,
     out: Path | None,
     native: str,
     as_json: bool,
+    **job_fields: Any,
 ) -> None:
     """Compare token ids with and without drafts; exit 1 if they differ for another reason than arithmetic.
 
@@ -48,17 +41,11 @@ def verify(
     sampled differences are listed, not judged.
     """
     config = _options.run_config(model, draft, n_max, mode)
-    job = Job(
-        cases.load(prompt_set, n_prompts),
-        n_predict,
-        _options.sampling(temperature, seed),
-        not stop_at_eos,
-        ("-t", str(threads)) if threads else (),
-    )
+    job = _options.job(**job_fields)
     build = builds.resolve(native)
     reference_build = builds.resolve("reference") if build.is_exact else build
     folder = out or Path(".bench") / f"verify-{mode}-{time.strftime('%Y%m%d-%H%M%S')}"
-    require_writable(folder)
+    report.require_writable(folder)
     with _output.progress("verify", 2 * len(job.cases)) as bar:
 
         def step() -> None:
@@ -70,7 +57,7 @@ def verify(
     result["reference"] = {"kind": "unpatched pin" if build.is_exact else "same build", **reference_build.summary}
     result["modes"] = {"ar": stats.mode_figures([reference]), mode: stats.mode_figures([drafted])}
     judge(result, mode, build, config, job, reference, drafted)
-    result["files"] = write(folder, result, job, {"ar": reference, mode: drafted})
+    result["files"] = report.write(folder, result, job, {"ar": reference, mode: drafted})
     if as_json:
         _output.data_json(result)
     else:
@@ -104,26 +91,6 @@ def judge(
             result["not_judged"] = "sampled texts of an inexact build are listed, not judged; use --native exact for equality"
     figures["diverged"] = found
     result["passed"] = all(result["checks"].values())
-
-
-def require_writable(folder: Path) -> None:
-    """Make `folder` and raise DFlashError unless files can be written there, before anything is measured."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as e:
-        raise DFlashError(
-            f"{folder} cannot be written ({e.strerror}), expected a folder for results", "choose one with --out"
-        ) from e
-
-
-def write(folder: Path, result: dict[str, Any], job: Job, passes: dict[str, Pass]) -> dict[str, str]:
-    """Write result.json and tokens.json; returns their paths."""
-    files = {"result": str(folder / "result.json"), "tokens": str(folder / "tokens.json")}
-    report.write_tokens(folder / "tokens.json", job.cases, passes)
-    report.write_json(folder / "result.json", {**result, "files": files})
-    return files
 
 
 def show(result: dict[str, Any], mode: str) -> None:

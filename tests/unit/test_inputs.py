@@ -9,8 +9,8 @@ import pytest
 
 from llama_dflash import memory
 from llama_dflash.bench import cases
+from llama_dflash.bench.report import require_writable
 from llama_dflash.cli import main
-from llama_dflash.cli.verify import require_writable
 from llama_dflash.errors import DFlashError, UsageError
 
 
@@ -39,6 +39,14 @@ def test_a_pasted_prompt_is_no_file_name() -> None:
 def test_a_context_that_is_no_number_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="expected a whole number"):
         memory.check_context([], ["-c", text])
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_temperature_that_is_no_number_is_refused(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as e:
+        main(["bench", "--temperature", value])
+    assert e.value.code == 2
+    assert "expected a finite number" in capsys.readouterr().err
 
 
 def test_the_result_folder_is_checked_first(tmp_path: Path) -> None:
