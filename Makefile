@@ -4,21 +4,33 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo test test-unit test-patches test-native test-server test-packaging native vendor refresh check-patches lint fmt docs clean
+# The checkout that the environment was made in: its scripts hold that path, so a moved one is made anew.
+VENV_OK := $(shell test "$$(cat $(VENV)/.tools 2>/dev/null)" = "$(CURDIR)" && $(BIN)/python -c "" 2>/dev/null && echo yes)
+
+.NOTPARALLEL:
+.PHONY: FORCE help setup demo test test-unit test-patches test-native test-server test-packaging native vendor refresh check-patches lint fmt docs clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  +##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
 setup: $(VENV)/.installed ## environment with the package in it, built for this machine
 
-$(VENV)/.tools:
+FORCE:
+
+$(VENV)/.tools: $(if $(VENV_OK),,FORCE)
+	@test ! -e $@ || rm -rf $(VENV)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python is too old: $$($(PYTHON) --version), expected 3.10 or newer; set PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "python -m venv failed; on Debian: apt install python3-venv" >&2; exit 1; }
 	$(BIN)/pip install -q --upgrade "pip>=23" "cmake>=3.21,<4.1" ninja
-	@touch $@
+	@echo "$(CURDIR)" >$@
+
+# The environment variables and tools that decide the build (CMAKE_ARGS, CC, nvcc, ..) are in its key.
+$(VENV)/.key: $(VENV)/.tools FORCE
+	@key="$(CURDIR) $$($(BIN)/python scripts/vendor.py key native)" || exit 1; \
+	  test "$$(cat $@ 2>/dev/null)" = "$$key" || echo "$$key" >$@
 
 # One native build serves the editable install, the wheel and the tests.
-$(VENV)/.installed: $(VENV)/.tools pyproject.toml CMakeLists.txt CMakePresets.json vendor/pin.txt patches/series $(wildcard patches/*.patch cmake/* scripts/vendor.py scripts/native.py)
+$(VENV)/.installed: $(VENV)/.tools $(VENV)/.key pyproject.toml CMakeLists.txt CMakePresets.json vendor/pin.txt patches/series $(wildcard patches/*.patch cmake/* scripts/vendor.py scripts/native.py)
 	prefix=$$($(BIN)/python scripts/native.py build native) && \
 	  LLAMA_DFLASH_PREBUILT="$$prefix" $(BIN)/pip install -q -e ".[bench,test]"
 	@touch $@

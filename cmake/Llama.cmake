@@ -15,13 +15,6 @@ set(GGML_BUILD_EXAMPLES OFF CACHE BOOL "")
 set(LLAMA_BUILD_COMMIT "${pin_commit}" CACHE STRING "" FORCE)
 set(LLAMA_BUILD_NUMBER 0 CACHE STRING "" FORCE)
 
-if(LLAMA_DFLASH_EXACT)
-  # exact arithmetic: no path of the CPU backend may depend on the batch width (docs/testing.md)
-  foreach(option GGML_LLAMAFILE GGML_CPU_REPACK GGML_NATIVE GGML_CUDA)
-    set(${option} OFF CACHE BOOL "" FORCE)
-  endforeach()
-endif()
-
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()

@@ -4,6 +4,11 @@ set(LLAMA_DFLASH_VENDOR_DIR "" CACHE PATH "Folder with llama.cpp/ and llama_cpp/
 set(LLAMA_DFLASH_PRESET "native" CACHE STRING "Name of the preset, recorded in BUILD_INFO.json")
 set(LLAMA_DFLASH_SERIES_DIGEST "" CACHE STRING "Series digest of LLAMA_DFLASH_VENDOR_DIR")
 
+if(LLAMA_DFLASH_PRESET STREQUAL "reference" AND NOT LLAMA_DFLASH_VENDOR_DIR)
+  message(FATAL_ERROR "LLAMA_DFLASH_PRESET=reference with LLAMA_DFLASH_VENDOR_DIR not set: vendor/llama.cpp is the patched tree, "
+                      "expected the unpatched one; run 'python scripts/native.py build reference'")
+endif()
+
 set(vendor_script "${CMAKE_CURRENT_SOURCE_DIR}/scripts/vendor.py")
 if(NOT LLAMA_DFLASH_VENDOR_DIR)
   set(vendor_dir "${CMAKE_CURRENT_SOURCE_DIR}/vendor")

@@ -19,7 +19,7 @@ _OVERRIDES = ("LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB", "LLAVA_CPP_LIB")
 
 
 def _bindings_init() -> Path:
-    native = os.environ.get("LLAMA_DFLASH_NATIVE", INSTALLED)
+    native = os.environ.get("LLAMA_DFLASH_NATIVE") or INSTALLED
     if native == INSTALLED:
         return _paths.find("_vendor/llama_cpp/__init__.py")
     return resolve(native).package / "_vendor" / "llama_cpp" / "__init__.py"

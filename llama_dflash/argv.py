@@ -9,15 +9,12 @@ from llama_dflash.spec import RunConfig
 # What bitwise equality needs beside the exact build (docs/testing.md): F16 KV is the default of both programs.
 EXACT_FLAGS = ("-fa", "on")
 
-# One draft implementation for all formats: the program tells DFlash from DFlash2 by the file.
-SPEC_TYPE = "draft-dflash"
-
 
 def model_flags(config: RunConfig) -> list[str]:
     """Target and draft flags; `config` must be checked, so that n_max is set."""
     flags = ["-m", str(config.target)]
     if config.draft is not None:
-        flags += ["-md", str(config.draft), "--spec-type", SPEC_TYPE, "--spec-draft-n-max", str(config.n_max)]
+        flags += ["-md", str(config.draft), "--spec-type", config.spec_type, "--spec-draft-n-max", str(config.n_max)]
     return flags
 
 

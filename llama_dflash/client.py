@@ -12,6 +12,8 @@ from typing import Any
 from llama_dflash.errors import ServerError
 
 HEALTH_TIMEOUT_S = 5.0
+# Our server is on this machine or in its network; a proxy for the internet must not come between.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True)
@@ -51,24 +53,26 @@ class Client:
     Args:
         url: such as `http://127.0.0.1:8080`.
         timeout_s: for one request.
+        api_key: sent with every request, for a server that was started with --api-key.
     """
 
-    def __init__(self, url: str, timeout_s: float = 600.0) -> None:
+    def __init__(self, url: str, timeout_s: float = 600.0, api_key: str | None = None) -> None:
         self.url = url
         self.timeout_s = timeout_s
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def get(self, path: str) -> Any:
         """GET a JSON document; raises ServerError."""
-        return self._send(urllib.request.Request(self.url + path))
+        return self._send(urllib.request.Request(self.url + path, headers=self._headers))
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """POST a JSON document; raises ServerError."""
         data = json.dumps(body).encode()
-        return self._send(urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}))
+        return self._send(urllib.request.Request(self.url + path, data, {"Content-Type": "application/json", **self._headers}))
 
     def _send(self, request: urllib.request.Request) -> Any:
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:
+            with _OPENER.open(request, timeout=self.timeout_s) as reply:
                 return json.load(reply)
         except urllib.error.HTTPError as e:
             raise ServerError(f"{request.selector}: HTTP {e.code}: {_message(e.read())}") from e
@@ -89,7 +93,12 @@ class Client:
         The unpatched llama-server does not tell; its mode is then `unknown`.
         """
         unknown = {"mode": "unknown", "n_max": 0, "reason": "the server does not tell", "str": "mode = unknown"}
-        return dict(self.get("/props").get("speculative") or unknown)
+        try:
+            return dict(self.get("/props").get("speculative") or unknown)
+        except ServerError as e:
+            if "HTTP 401" in str(e):  # a key that we were not given
+                return unknown
+            raise
 
     def complete(
         self, prompt: str | list[int], n_predict: int, sampling: Sampling, i_prompt: int = 0, **fields: Any

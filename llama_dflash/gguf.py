@@ -7,7 +7,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -152,10 +152,11 @@ def read(path: Path) -> ModelFacts:
         raise ModelFileError(
             f"{path} is not a GGUF file: it starts with {magic!r}, expected {MAGIC!r}", "convert the model to GGUF first"
         )
-    return _parse(path, status.st_size)
+    return _parse(path, status.st_size, status.st_mtime_ns)
 
 
-def _parse(path: Path, size_bytes: int) -> ModelFacts:
+@lru_cache(maxsize=8)  # one command reads the same header several times
+def _parse(path: Path, size_bytes: int, mtime_ns: int) -> ModelFacts:
     from gguf import GGUFReader  # parsing is slow to import and only some commands need it
 
     class BoundedReader(GGUFReader):  # type: ignore[misc]

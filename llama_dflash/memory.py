@@ -70,7 +70,7 @@ def check_context(models: Sequence[ModelFacts], flags: Sequence[str]) -> None:
     text = flag_value(flags, "-c", "--ctx-size")
     if text is None:
         return
-    if not text.isdigit():
+    if not (text.isascii() and text.isdecimal()):
         raise UsageError(f"the context size is {text!r}, expected a whole number of tokens", "such as -c 32768")
     types = [
         [flag_value(flags, short, long) or "f16" for short, long in names]

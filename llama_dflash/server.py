@@ -16,6 +16,7 @@ from llama_dflash.argv import server_argv
 from llama_dflash.builds import Build
 from llama_dflash.client import Client
 from llama_dflash.errors import ServerError
+from llama_dflash.memory import flag_value
 from llama_dflash.spec import RunConfig
 
 LOG_TAIL_LINES = 400
@@ -50,6 +51,13 @@ def _url_host(host: str) -> str:
     return f"[{reachable}]" if ":" in reachable else reachable
 
 
+def first_error(lines: Sequence[str]) -> str:
+    """The first line of a llama.cpp log that tells of an error, else its first line."""
+    telling = [line for line in lines if HARMLESS not in line]
+    errors = [line for line in telling if " E " in line or "error" in line.lower() or "failed" in line.lower()]
+    return (errors or telling or ["nothing was logged"])[0].strip()
+
+
 class Server:
     """A llama-server process as a context manager.
 
@@ -79,7 +87,8 @@ class Server:
         self.port = free_port() if port is None else port
         self.argv = [str(build.program("llama-server"))]
         self.argv += server_argv(config, host, self.port, exact=build.is_exact, extra=extra)
-        self.client = Client(f"http://{_url_host(host)}:{self.port}")
+        keys = (flag_value(extra, "--api-key") or "").split(",")
+        self.client = Client(f"http://{_url_host(host)}:{self.port}", api_key=keys[0] or None)
         self._on_line = on_line
         self._lines: collections.deque[str] = collections.deque(maxlen=LOG_TAIL_LINES)
         self._process: subprocess.Popen[str] | None = None
@@ -146,12 +155,9 @@ class Server:
         """One line with the exit code and the first error in the log; the tail is for log_tail."""
         if self._reader:
             self._reader.join(timeout=2)
-        lines = [line for line in self._lines if HARMLESS not in line]
-        errors = [line for line in lines if " E " in line or "error" in line.lower() or "failed" in line.lower()]
-        reason = (errors or lines or ["nothing was logged"])[0].strip()
         code = self.returncode
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
-        return f"llama-server {how}: {reason}"
+        return f"llama-server {how}: {first_error(list(self._lines))}"
 
     def wait(self) -> int:
         """Block until the process ends; returns its exit code."""

@@ -9,6 +9,8 @@ from llama_dflash import gguf
 from llama_dflash.errors import PairingError, UsageError
 
 MODES = ("ar", "chain")
+# llama.cpp's implementation for each draft format; it tells DFlash from DFlash2 by the file.
+SPEC_TYPES = {"DFlash": "draft-dflash", "DFlash2": "draft-dflash", "DSpark": "draft-dspark"}
 
 
 @dataclass(frozen=True)
@@ -19,11 +21,13 @@ class RunConfig:
         target: GGUF file of the target.
         draft: GGUF file of the draft; None decodes plainly (mode `ar`).
         n_max: drafted tokens per round; None means the draft's block size minus one.
+        spec_type: llama.cpp's implementation; `checked` sets it by the draft's format.
     """
 
     target: Path
     draft: Path | None = None
     n_max: int | None = None
+    spec_type: str = SPEC_TYPES["DFlash"]
 
     @property
     def mode(self) -> str:
@@ -51,4 +55,4 @@ class RunConfig:
                 f"n_max is {n_max}, expected 1..{limit} for a draft of block size {draft.block_size}",
                 "leave it out for the longest draft",
             )
-        return RunConfig(self.target, self.draft, n_max)
+        return RunConfig(self.target, self.draft, n_max, SPEC_TYPES[draft.draft_format])

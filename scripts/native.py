@@ -14,8 +14,6 @@ test patch only: it is keyed by that patch alone and survives every change of th
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import json
 import os
 import shlex
@@ -23,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -37,6 +35,9 @@ KEEP_BUILDS = 12
 
 def patches_of(preset: str, upto: str | None = None) -> list[str]:
     """The patches that go into a preset."""
+    if preset == "reference" and upto is not None:
+        raise vendor.VendorError(f"--upto {upto} with preset reference: it has the exact test patch only, expected another preset; "
+                                 f"drop --upto or build 'exact'")  # fmt: skip
     series = vendor.read_series()
     return vendor.select(series, only=REFERENCE_PATCHES) if preset == "reference" else vendor.select(series, upto)
 
@@ -49,15 +50,6 @@ def entry(preset: str, names: Sequence[str]) -> Path:
 def log(message: str) -> None:
     """Progress goes to stderr; stdout carries the folder only."""
     print(f"native: {message}", file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock, so that two processes never build the same entry twice."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as f:
-        fcntl.flock(f, fcntl.LOCK_EX)
-        yield
 
 
 def toolchain_env(work: Path, env: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -79,6 +71,12 @@ def configure_args(preset: str, work: Path, digest: str, prefix: Path, env: Mapp
     if shutil.which("ccache", path=env.get("PATH")):
         args += ["-DCMAKE_C_COMPILER_LAUNCHER=ccache", "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"]
     return args + shlex.split(env.get("CMAKE_ARGS", ""))
+
+
+def install_args(preset: str, work: Path) -> list[str]:
+    """Arguments of the cmake install step."""
+    args = ["--install", str(work / "build"), "--component", "llama_dflash"]
+    return args if preset == "asan" else [*args, "--strip"]  # a sanitizer's report needs the symbols
 
 
 def run_logged(cmd: Sequence[str], log_file: Path, env: Mapping[str, str]) -> None:
@@ -111,7 +109,7 @@ def check_tools() -> None:
             raise vendor.VendorError(f"{tool} is not on PATH, and the build needs it: {fix}")
 
 
-def compile_into(preset: str, names: Sequence[str], dest: Path, scratch_patch: Path | None = None) -> None:
+def compile_into(preset: str, names: Sequence[str], dest: Path) -> None:
     """Unpack, patch, compile and install to `dest` (made in one rename)."""
     check_tools()
     digest = vendor.digest(names)
@@ -124,9 +122,6 @@ def compile_into(preset: str, names: Sequence[str], dest: Path, scratch_patch: P
     started_s = time.monotonic()
     tree = work / "src" / "llama.cpp"
     vendor.prepare(tree, names)
-    if scratch_patch is not None:
-        vendor.git(tree, "apply", "--whitespace=nowarn", str(scratch_patch))
-        digest = f"{digest}+{scratch_patch.stem}"
     shutil.rmtree(tree / ".git")  # else every checkout time stamp triggers a reconfigure
     env = toolchain_env(work)
     prefix = work / "install"
@@ -136,7 +131,7 @@ def compile_into(preset: str, names: Sequence[str], dest: Path, scratch_patch: P
     os.chdir(ROOT)
     run_logged(["cmake", *configure_args(preset, work, digest, prefix)], log_file, env)
     run_logged(["cmake", "--build", str(work / "build"), "-j", str(os.cpu_count() or 2)], log_file, env)
-    run_logged(["cmake", "--install", str(work / "build"), "--component", "llama_dflash", "--strip"], log_file, env)
+    run_logged(["cmake", *install_args(preset, work)], log_file, env)
     dest.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(dest, ignore_errors=True)
     os.replace(prefix, dest)
@@ -144,24 +139,21 @@ def compile_into(preset: str, names: Sequence[str], dest: Path, scratch_patch: P
     log(f"built {preset} in {time.monotonic() - started_s:.0f} s -> {dest}")
 
 
-def build(preset: str, upto: str | None = None, scratch_patch: Path | None = None) -> Path:
+def build(preset: str, upto: str | None = None) -> Path:
     """Return the build's folder, compiling on first use.
 
     Args:
         preset: one of PRESETS.
         upto: last patch of the series to include; None for all.
-        scratch_patch: a patch outside the series, for negative controls; such a build is kept apart.
 
     Raises:
         vendor.VendorError: a step failed; the message names the log.
     """
     names = patches_of(preset, upto)
     dest = entry(preset, names)
-    if scratch_patch is not None:
-        dest = dest.with_name(f"{dest.name}-{scratch_patch.stem}-{vendor.file_digest(scratch_patch)}")
-    with locked(vendor.cache_dir() / "locks" / dest.name):
+    with vendor.locked(vendor.cache_dir() / "locks" / dest.name):
         if not (dest / "llama_dflash" / "BUILD_INFO.json").is_file():
-            compile_into(preset, names, dest, scratch_patch)
+            compile_into(preset, names, dest)
     os.utime(dest)
     drop_old_builds(dest.parent)
     return dest
@@ -180,7 +172,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=["build", "path"])
     parser.add_argument("preset", choices=PRESETS)
     parser.add_argument("--upto", help="last patch of the series to include")
-    parser.add_argument("--scratch-patch", type=Path, help="a patch outside the series, for negative controls")
     args = parser.parse_args(argv)
     # The environment that runs this script may hold cmake and ninja without being activated.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
@@ -191,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 log(f"preset {args.preset} is not built; run 'python scripts/native.py build {args.preset}'")
                 return 1
         else:
-            dest = build(args.preset, args.upto, args.scratch_patch.resolve() if args.scratch_patch else None)
+            dest = build(args.preset, args.upto)
         info = json.loads((dest / "llama_dflash" / "BUILD_INFO.json").read_text())
         log(f"preset {args.preset}: {info['backend']} ({info['backend_reason']}), series {info['series_digest']}")
         print(dest)

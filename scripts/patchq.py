@@ -103,6 +103,9 @@ def refresh(root: Path = ROOT) -> list[str]:
     tree = root / "vendor" / "llama.cpp"
     if vendor.git(tree, "status", "--porcelain").stdout.strip():
         raise vendor.VendorError(f"{tree} has uncommitted changes; commit them (patchq new, git commit --fixup) first")
+    ignored = vendor.ignored_files(tree)
+    if ignored:
+        raise vendor.VendorError(f"{tree} has {ignored}")
     # A tree that holds a prefix of the series, or an older one, would delete or revert the other patches.
     names, stamp, patches = vendor.read_series(root), vendor.read_stamp(tree), export(tree)
     want = vendor.digest(names, root)
@@ -178,7 +181,7 @@ def check(root: Path = ROOT) -> list[str]:
         found.append("patches/README.md is stale, expected the index of patches/series; run 'python scripts/patchq.py index'")
     work = vendor.unexported_work(root / "vendor" / "llama.cpp")
     if work:
-        found.append(f"vendor/llama.cpp has {work}; run 'make refresh'")
+        found.append(f"vendor/llama.cpp has {work}")
     with tempfile.TemporaryDirectory() as tmp:
         tree = Path(tmp) / "llama.cpp"
         try:

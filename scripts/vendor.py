@@ -2,6 +2,7 @@
 """Fetch the pinned source distribution, verify it, unpack it and apply the patch series.
 
 Standard library only: this runs inside `pip install`, before anything of ours is installed.
+One file, though long: CMake, the wheel's recipe and the tests each take it alone.
 
     vendor.py prepare [--dest DIR] [--upto NAME | --only NAME ...]
     vendor.py digest            series digest (names and contents, in order)
@@ -12,6 +13,7 @@ Standard library only: this runs inside `pip install`, before anything of ours i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import platform
@@ -21,9 +23,14 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None  # type: ignore[assignment]
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "llama-cpp-python"
@@ -34,6 +41,10 @@ IDENTITY = {
     "GIT_COMMITTER_EMAIL": "patches@llama-dflash.invalid",
 }
 EPOCH = "2000-01-01T00:00:00Z"
+# git < 2.32 ignores GIT_CONFIG_GLOBAL: what in a user's configuration would change or stop a commit is named too.
+OWN_CONFIG = ("core.autocrlf=false", "commit.gpgsign=false", f"core.hooksPath={os.devnull}")
+PROBE_PRESETS = ("cpu", "exact", "asan")  # those with LLAMA_DFLASH_PROBE in CMakePresets.json
+KEY_VARIABLES = ("CMAKE_ARGS", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDACXX", "CUDAFLAGS", "CPATH")
 
 
 class VendorError(Exception):
@@ -100,16 +111,25 @@ def patch_path(name: str, root: Path = ROOT) -> Path:
 
 
 def cache_dir(env: Mapping[str, str] = os.environ) -> Path:
-    """Where downloads and builds are kept, outside any checkout."""
-    if env.get("LLAMA_DFLASH_CACHE"):
-        return Path(env["LLAMA_DFLASH_CACHE"]).expanduser().resolve()
-    base = env.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "llama-dflash"
+    """Where downloads and builds are kept, outside any checkout; raises VendorError when no folder can be told."""
+    own, base = env.get("LLAMA_DFLASH_CACHE"), env.get("XDG_CACHE_HOME")
+    try:
+        if own:
+            return Path(own).expanduser().resolve()
+        return ((Path(base).expanduser() if base else Path.home() / ".cache") / "llama-dflash").resolve()
+    except RuntimeError as e:  # no HOME and no such user, or an unknown ~user
+        raise VendorError(f"LLAMA_DFLASH_CACHE={own or ''}: {e}; expected a folder for downloads and builds: "
+                          f"set LLAMA_DFLASH_CACHE to an absolute path") from e  # fmt: skip
 
 
-def file_digest(path: Path) -> str:
-    """8 hex digits of a file's sha256."""
-    return _sha256(path)[:8]
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file, where the platform has one; the system releases it when the process ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as f:
+        if fcntl is not None:
+            fcntl.flock(f, fcntl.LOCK_EX)
+        yield
 
 
 def _sha256(path: Path) -> str:
@@ -170,14 +190,22 @@ def git(tree: Path, *args: str, date: str | None = EPOCH, check: bool = True) ->
     return _run_git(tree, *args, date=date, check=check)
 
 
+def check_git() -> None:
+    """Raise VendorError when there is no git."""
+    if not shutil.which("git"):
+        raise VendorError("git is not on PATH, and unpacking and patching llama.cpp needs it: install git")
+
+
 def _run_git(tree: Path, *args: str, date: str | None, check: bool) -> subprocess.CompletedProcess[str]:
+    check_git()
     # A git hook sets GIT_DIR and GIT_INDEX_FILE: they would send every command to the repository of the hook.
     env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, **IDENTITY}
     env["GIT_CEILING_DIRECTORIES"] = str(tree.parent)
     if date:
         env |= {"GIT_AUTHOR_DATE": date, "GIT_COMMITTER_DATE": date}
-    done = subprocess.run(["git", "-C", str(tree), "-c", "core.autocrlf=false", *args], env=env, capture_output=True, text=True)
+    config = [arg for item in OWN_CONFIG for arg in ("-c", item)]
+    done = subprocess.run(["git", "-C", str(tree), *config, *args], env=env, capture_output=True, text=True)
     if check and done.returncode:
         name = next(arg for arg in args if arg != "-c" and "=" not in arg)
         reason = "; ".join((done.stderr or done.stdout).strip().splitlines()) or f"exit status {done.returncode}"
@@ -187,6 +215,7 @@ def _run_git(tree: Path, *args: str, date: str | None, check: bool) -> subproces
 
 def unpack(dest: Path, bindings: Path, root: Path = ROOT, env: Mapping[str, str] = os.environ) -> None:
     """Unpack llama.cpp to `dest` and the bindings to `bindings`; commit the base; check its tree id."""
+    check_git()
     pin = read_pin(root)
     sdist = fetch(root, env)
     top = f"llama_cpp_python-{pin.version}/"
@@ -212,10 +241,23 @@ def _extract(tar: tarfile.TarFile, top: str, dest: Path, bindings: Path) -> None
         for prefix, out in ((f"{top}vendor/llama.cpp/", dest), (f"{top}llama_cpp/", bindings)):
             if member.name.startswith(prefix) and member.name != f"{prefix}.git":
                 member.name = member.name[len(prefix) :]
-                tar.extract(member, out, filter="data")
+                _extract_member(tar, member, out)
         if member.name == f"{top}LICENSE.md":
             member.name = "LICENSE.md"
-            tar.extract(member, bindings, filter="data")
+            _extract_member(tar, member, bindings)
+
+
+def _extract_member(tar: tarfile.TarFile, member: tarfile.TarInfo, out: Path) -> None:
+    if hasattr(tarfile, "data_filter"):
+        tar.extract(member, out, filter="data")
+        return
+    # Python before 3.11.4 (Debian 12) has no filters; the archive is pinned by its sha256, so this is belt and braces.
+    if member.name.startswith("/") or ".." in member.name.split("/"):
+        raise VendorError(f"{PACKAGE}: archive member is {member.name!r}, expected a relative path without '..'; "
+                          f"correct --hash in vendor/pin.txt")  # fmt: skip
+    # Root would hand the files to the archive's owner, and git refuses a tree of another user.
+    member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
+    tar.extract(member, out)
 
 
 def base_subject(pin: Pin) -> str:
@@ -256,25 +298,52 @@ def write_stamp(dest: Path, state: str, head: str | None = None) -> None:
 
 
 def unexported_work(dest: Path) -> str | None:
-    """Say what is in the tree that patches/ does not have, or None."""
+    """Say what is in the tree that patches/ does not have, and what to do with it, or None."""
     stamp = read_stamp(dest)
     if not (dest / ".git").exists() or stamp is None or stamp[1] == "-":
         return None
+    fix = "run 'make refresh' to export them, or delete the folder to drop them"
     if git(dest, "status", "--porcelain").stdout.strip():
-        return "uncommitted changes"
+        return f"uncommitted changes; {fix}"
+    ignored = ignored_files(dest)
+    if ignored:
+        return ignored
     if git(dest, "rev-parse", "HEAD").stdout.strip() != stamp[1]:
-        return "commits that are not exported"
+        return f"commits that are not exported; {fix}"
     return None
+
+
+def ignored_files(dest: Path) -> str | None:
+    """Name the new files that .gitignore hides (no commit takes them, and `git clean` would remove them), or None."""
+    lines = git(dest, "status", "--porcelain", "--ignored").stdout.splitlines()
+    names = [line[3:] for line in lines if line.startswith("!! ")]
+    if not names:
+        return None
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"files that git ignores: {', '.join(names[:5])}{more}; force-add them with 'git add -f' or delete them"
+
+
+def drop_killed_am(dest: Path) -> None:
+    """Remove what a killed `git am` left; else the next one stops and a good patch gets the blame."""
+    shutil.rmtree(dest / ".git" / "rebase-apply", ignore_errors=True)
+    for name in ("index.lock", "HEAD.lock"):
+        (dest / ".git" / name).unlink(missing_ok=True)
 
 
 def prepare(dest: Path, names: Sequence[str], root: Path = ROOT, env: Mapping[str, str] = os.environ) -> str:
     """Make `dest` the pinned tree with `names` applied; returns the digest. Does nothing when it is already so."""
+    check_git()
+    with locked(dest.parent / f".{dest.name}.lock"):
+        return _prepare(dest, names, root, env)
+
+
+def _prepare(dest: Path, names: Sequence[str], root: Path, env: Mapping[str, str]) -> str:
     pin, want = read_pin(root), digest(names, root)
     bindings = dest.parent / "llama_cpp"
     stamp = read_stamp(dest)
     work = unexported_work(dest)
     if work:
-        raise VendorError(f"{dest} has {work}; run 'make refresh' to export them, or delete the folder to drop them")
+        raise VendorError(f"{dest} has {work}")
     if stamp is None and dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
         # Unpacking empties the folder, so it must be one that an earlier run made.
         raise VendorError(f"{dest} is not empty and has no {stamp_path(dest).name} beside it; expected a tree that vendor.py "
@@ -288,9 +357,10 @@ def prepare(dest: Path, names: Sequence[str], root: Path = ROOT, env: Mapping[st
     if not base_ok:
         fetch(root, env)  # a failure here must leave the tree and its stamp as they are
         log(f"unpacking llama.cpp {pin.commit} to {dest}")
-        dest.parent.mkdir(parents=True, exist_ok=True)
         write_stamp(dest, "unpacking", "-")
         unpack(dest, bindings, root, env)
+    elif stamp is not None and stamp[1] == "-":
+        drop_killed_am(dest)
     write_stamp(dest, "applying", "-")
     try:
         apply_patches(dest, names, root)
@@ -302,11 +372,32 @@ def prepare(dest: Path, names: Sequence[str], root: Path = ROOT, env: Mapping[st
     return want
 
 
-def _tool_version(*cmd: str) -> str:
+def _output(env: Mapping[str, str], *cmd: str) -> str:
+    """Exit status and stdout of a tool as `env` finds it; part of the key, so a missing tool is an answer as well."""
     try:
-        return subprocess.run(cmd, capture_output=True, text=True).stdout.splitlines()[0]
-    except (OSError, IndexError):
+        done = subprocess.run(cmd, capture_output=True, text=True, errors="replace", env=dict(env), timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
         return f"{cmd[0]}: none"
+    return f"{done.returncode} {done.stdout}"
+
+
+def _tool_version(env: Mapping[str, str], *cmd: str) -> str:
+    return _output(env, *cmd, "--version").splitlines()[0]
+
+
+def _cuda_facts(env: Mapping[str, str]) -> list[str]:
+    """What cmake/Backend.cmake decides by: nvcc, cuBLAS and the driver, in the places that it looks in."""
+    own = [env[name] for name in ("CUDA_PATH", "CUDA_HOME") if env.get(name)]
+    folders = [*(f"{root}/bin" for root in own), env.get("PATH", os.defpath), "/usr/local/cuda/bin"]
+    nvcc = shutil.which("nvcc", path=os.pathsep.join(folders)) or "nvcc"
+    roots = dict.fromkeys(map(Path, [*own, str(Path(nvcc).parent.parent), "/usr/local/cuda", "/usr/local", "/usr"]))
+    includes = ("include", "targets/x86_64-linux/include")
+    libs = ("lib64", "lib", "lib/x64", "lib/x86_64-linux-gnu", "targets/x86_64-linux/lib")
+    files = [f"{folder}/cublas_v2.h" for folder in includes]
+    files += [f"{folder}/libcublas.{end}" for folder in libs for end in ("so", "a")]
+    cublas = [str(root / name) for root in roots for name in files if (root / name).is_file()]
+    driver = _output(env, "nvidia-smi", "--query-gpu=compute_cap,driver_version", "--format=csv,noheader")
+    return [nvcc, _output(env, nvcc, "--version"), *cublas, driver]
 
 
 def _cpu_flags() -> str:
@@ -318,17 +409,18 @@ def _cpu_flags() -> str:
 
 
 def cache_key(preset: str, names: Sequence[str], root: Path = ROOT, env: Mapping[str, str] = os.environ) -> str:
-    """Key of one native build: pin, series, our build files, options, compiler, and the CPU for native code."""
+    """Key of one native build: pin, series, our build files, options, compiler, and for native code CPU, CUDA and driver."""
     h = hashlib.sha256(digest(names, root).encode())
     files = [root / "CMakeLists.txt", root / "CMakePresets.json", *sorted((root / "cmake").glob("*"))]
-    files += sorted((root / "tests" / "native" / "probe").glob("*"))
+    if preset in PROBE_PRESETS:
+        files += sorted((root / "tests" / "native" / "probe").glob("*"))
     for path in filter(Path.is_file, files):
         h.update(path.name.encode() + b"\0" + path.read_bytes())
     compilers = [shlex.split(env.get("CC") or "cc"), shlex.split(env.get("CXX") or "c++")]  # "ccache gcc" is two words
-    facts = [preset, platform.machine(), platform.system(), *(_tool_version(*c, "--version") for c in compilers)]
-    facts += [_tool_version("cmake", "--version"), env.get("CMAKE_ARGS", ""), env.get("CFLAGS", ""), env.get("CXXFLAGS", "")]
+    facts = [preset, platform.machine(), platform.system(), *(_tool_version(env, *c) for c in compilers)]
+    facts += [_tool_version(env, "cmake"), *(env.get(name, "") for name in KEY_VARIABLES)]
     if preset in ("native", "cuda"):
-        facts += [_cpu_flags(), _tool_version("nvcc", "--version")]
+        facts += [_cpu_flags(), *_cuda_facts(env)]
     h.update("\0".join(facts).encode())
     return f"{preset}-{h.hexdigest()[:16]}"
 

@@ -34,6 +34,8 @@ def clean_env(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test may depend on what the shell has set."""
     for name in ("LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB", "LLAVA_CPP_LIB", "LLAMA_DFLASH_NATIVE", "LLAMA_DFLASH_PREBUILT", "CMAKE_ARGS"):
         monkeypatch.delenv(name, raising=False)
+    # A machine may reach the package index through a proxy; servers on loopback must not.
+    monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
 
 
 @pytest.fixture(scope="session")

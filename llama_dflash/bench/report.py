@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import platform
 import tempfile
 import time
@@ -57,14 +59,19 @@ def write_tokens(path: Path, cases: Sequence[Case], passes: dict[str, Pass]) -> 
     for mode, result in passes.items():
         for case, done in zip(cases, result.completions, strict=True):
             rows.append({"mode": mode, "prompt": case.name, "tokens": done.tokens, "text": done.text, "timings": done.timings})
+    _replace(path, "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+
+
+def _replace(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+    tmp = path.with_name(f".{path.name}.tmp")
+    tmp.write_text(text)
+    os.replace(tmp, path)
 
 
 def write_json(path: Path, result: dict[str, Any]) -> None:
     """Write a result, readable and with a newline at the end."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    _replace(path, json.dumps(result, indent=1) + "\n")
 
 
 def require_writable(folder: Path) -> None:
@@ -114,6 +121,11 @@ def markdown(result: dict[str, Any]) -> str:
     head, *body = rows(result)
     lines = ["| " + " | ".join(head) + " |", "|" + "|".join(["---"] + ["---:"] * (len(head) - 1)) + "|"]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in body])
+
+
+def can_plot() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def plot(path: Path, result: dict[str, Any]) -> None:

@@ -50,7 +50,7 @@ def run_pass(build: Build, config: RunConfig, job: Job, on_done: Callable[[], No
     flags = ("-np", "1", *job.server_flags)
     with Server(build, config, extra=flags) as server:
         effective = server.client.effective_mode()
-        if effective["mode"] not in (config.mode, "unknown"):
+        if effective["mode"] != config.mode and (effective["mode"], config.mode) != ("unknown", "ar"):
             raise DFlashError(
                 f"the server runs in mode {effective['mode']}, expected {config.mode}: {effective['reason']}",
                 "see its log with 'llama-dflash serve'",

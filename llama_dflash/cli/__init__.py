@@ -8,6 +8,7 @@ from importlib import import_module
 import click
 
 from llama_dflash import __version__
+from llama_dflash.cli import _signals
 from llama_dflash.errors import DFlashError
 
 COMMANDS = ("demo", "run", "serve", "bench", "verify", "info", "doctor", "env")
@@ -40,6 +41,7 @@ def cli() -> None:
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of `llama-dflash`; exits 0 for ok, 1 for a failed check or run, 2 for bad use."""
+    _signals.install()
     try:
         cli.main(args=args, prog_name="llama-dflash", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as e:
@@ -54,6 +56,8 @@ def main(args: list[str] | None = None) -> None:
         _fail(str(e), e.exit_code)
     except (KeyboardInterrupt, click.Abort):
         sys.exit(130)
+    except _signals.Stopped as e:
+        sys.exit(e.exit_code)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)

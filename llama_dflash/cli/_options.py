@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import click
 
 from llama_dflash import _paths
-from llama_dflash.argv import SPEC_TYPE
 from llama_dflash.bench import cases
 from llama_dflash.bench.run import Job
 from llama_dflash.builds import INSTALLED, PRESETS
@@ -62,7 +61,9 @@ job_options = _stacked(
     click.option(
         "--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0 is greedy; else temperature only."
     ),
-    click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Prompt i is sampled with seed + i."),
+    click.option(
+        "--seed", type=click.IntRange(0, 2**31), default=0, show_default=True, help="Prompt i is sampled with seed + i."
+    ),
     click.option(
         "--stop-at-eos", is_flag=True, help="End a text at its end token; by default every text has --n-predict tokens."
     ),
@@ -125,7 +126,7 @@ def passed_through(ctx: click.Context, extra: tuple[str, ...]) -> tuple[str, ...
     if extra != behind:
         wrong = next(arg for i, arg in enumerate(extra) if i >= len(extra) - len(behind) or extra[i:] != behind)
         raise UsageError(
-            f"unexpected argument {wrong!r}", f"flags for llama.cpp's program go behind '--', such as: -- --spec-type {SPEC_TYPE}"
+            f"unexpected argument {wrong!r}", "flags for llama.cpp's program go behind '--', such as: -- --threads 4"
         )
     return extra
 

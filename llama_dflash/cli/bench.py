@@ -13,7 +13,7 @@ from llama_dflash import builds
 from llama_dflash.bench import compare, report, stats
 from llama_dflash.bench.run import Job, Pass, run_pass
 from llama_dflash.cli import _options, _output
-from llama_dflash.errors import UsageError
+from llama_dflash.errors import DFlashError, UsageError
 from llama_dflash.spec import MODES, RunConfig
 
 
@@ -63,6 +63,8 @@ def bench(
     build = builds.resolve(native)
     folder = out or Path(".bench") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
     png = plot or folder / "plot.png"
+    if plot and not report.can_plot():
+        raise DFlashError("--plot needs the package matplotlib, which is not installed", "pip install 'llama-dflash[bench]'")
     for place in (folder, png.parent):
         report.require_writable(place)
     with _output.progress("bench", repeats * len(names) * len(job.cases)) as bar:
@@ -71,7 +73,10 @@ def bench(
     result["repeats"] = repeats
     result["files"] = report.write(folder, result, job, {m: p[0] for m, p in passes.items()})
     (folder / "result.md").write_text(report.markdown(result) + "\n")
-    report.plot(png, result)
+    if report.can_plot():
+        report.plot(png, result)
+    else:
+        _output.note("no plot: matplotlib is not installed (pip install 'llama-dflash[bench]')")
     if as_json:
         _output.data_json(result)
     elif markdown:

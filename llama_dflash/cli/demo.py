@@ -74,7 +74,7 @@ def show(job: Job, drafted: Pass, result: dict[str, Any]) -> None:
         _output.data(
             "  Batches of another width round differently; 'llama-dflash verify --native exact' removes that and compares every id."
         )
-    if chain["tok_s"] <= ar["tok_s"]:
+    if result["build"]["backend"] == "cpu":
         _output.data(
             "A small CPU gains rounds, not time: it is compute bound, so a round of 16 rows costs it far more than one row.\n"
             "Time is gained where reading the weights bounds a round, as on a GPU with a large model."

@@ -102,6 +102,7 @@ def doctor(native: str, as_json: bool) -> None:
                     _output.data(f"  {name:16} {item}")
             else:
                 _output.data(f"{key + ':':18} {value}")
-        _output.data("everything works" if not problems else "")
+        for line in problems or ["everything works"]:
+            _output.data(line)
     if problems:
-        raise DFlashError(problems[0], "see 'llama-dflash doctor' for the rest")
+        raise DFlashError(f"{len(problems)} of the checks failed, first: {problems[0]}")

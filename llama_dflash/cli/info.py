@@ -18,7 +18,9 @@ def facts(m: gguf.ModelFacts) -> dict[str, Any]:
     out: dict[str, Any] = {
         "path": str(m.path),
         "kind": "draft" if m.is_draft else "target",
-        **{key: value for key, value in m.summary.items() if key != "sha256"},
+        "name": m.name,
+        "arch": m.arch,
+        "quant": m.quant,
         "size_bytes": m.size_bytes,
         "n_tensors": len(m.tensors),
         "n_layer": m.n_layer,

@@ -17,6 +17,7 @@ from llama_dflash.argv import cli_argv
 from llama_dflash.cli import _options, _output
 from llama_dflash.cli.serve import check_memory
 from llama_dflash.errors import DFlashError, ServerError
+from llama_dflash.server import first_error
 
 # llama-cli ends its answer with one line of timings; the answer itself is what stands between its echo and that line.
 _TIMINGS = re.compile(r"\n?\n\[ (Prompt: [^\]\n]*) \]\n")
@@ -77,29 +78,35 @@ def _one_shot(argv: list[str], prompt: str) -> None:
         process = subprocess.Popen([*argv, "--simple-io"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
         assert process.stdout is not None
         try:
-            head, timings = _stream(process.stdout, prompt)
+            head, answer, timings = _stream(process.stdout, prompt)
         except BaseException:
             process.terminate()
             raise
         finally:
             code = process.wait()
         log.seek(0)
-        if code or not timings:
-            errors = [line.strip() for line in log if " E " in line or "error" in line.lower()]
-            raise ServerError(
-                f"llama-cli exited with code {code}: {(errors or ['no answer'])[0]}", "run the model with serve -v for its log"
-            )
+        lines = log.readlines()
+    if answer.startswith("Error: ") and timings.endswith("rounds: 0"):
+        raise ServerError(answer.removeprefix("Error: ").strip(), "shorten the prompt, or choose a larger -c")
+    if code or not head:
+        raise ServerError(f"llama-cli exited with code {code}: {first_error(lines)}", "run the model with serve -v for its log")
+    sys.stdout.write(answer.removesuffix("\n") + "\n")
+    sys.stdout.flush()
     mode = next((line for line in head.splitlines() if line.startswith("speculative:")), "speculative: mode = unknown")
-    _output.note(f"[{mode.removeprefix('speculative: ')} | {timings}]")
+    _output.note(f"[{mode.removeprefix('speculative: ')} | {timings or 'no timings'}]")
 
 
-def _stream(stream: IO[bytes], prompt: str) -> tuple[str, str]:
-    """Copy the answer to stdout as it comes; returns what stood before it and the timings line."""
+def _stream(stream: IO[bytes], prompt: str) -> tuple[str, str, str]:
+    """Copy the answer to stdout as it comes.
+
+    Returns:
+        What stood before the answer, the end of the answer that is not yet written, and the timings line.
+    """
     shown = prompt.encode()
     if len(shown) > _ECHO_LIMIT_BYTES:
         shown = shown[:_ECHO_LIMIT_BYTES] + b" ... (truncated)"
     echo = f"\n> {shown.decode(errors='replace')}\n"
-    text, head, timings = "", "", ""
+    text, head = "", ""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     while piece := stream.read1(4096):  # type: ignore[attr-defined]
         text += decoder.decode(piece)
@@ -108,12 +115,10 @@ def _stream(stream: IO[bytes], prompt: str) -> tuple[str, str]:
             if at < 0:
                 continue
             head, text = text[:at] or "\n", text[at + len(echo) :]
-        if (match := _TIMINGS.search(text)) and not timings:
-            sys.stdout.write(text[: match.start()] + "\n")
-            timings, text = match[1], ""
-        elif not timings and len(text) > _HOLD_BACK_CHARS:
+        if len(text) > 2 * _HOLD_BACK_CHARS:
             sys.stdout.write(text[:-_HOLD_BACK_CHARS])
             sys.stdout.flush()
             text = text[-_HOLD_BACK_CHARS:]
-    sys.stdout.flush()
-    return head, timings
+    if match := _TIMINGS.search(text):
+        return head, text[: match.start()], match[1]
+    return head, text.removesuffix("\n\nExiting...\n"), ""

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from pathlib import Path
-from types import FrameType
 
 import click
 
 from llama_dflash import builds, gguf, memory
-from llama_dflash.cli import _options, _output
-from llama_dflash.errors import ServerError
+from llama_dflash.cli import _options, _output, _signals
+from llama_dflash.errors import ServerError, UsageError
 from llama_dflash.server import Server
 from llama_dflash.spec import RunConfig
-
-
-class _Stopped(BaseException):
-    """SIGTERM: unwinds like Ctrl-C does."""
-
-
-def _on_sigterm(signum: int, frame: FrameType | None) -> None:
-    raise _Stopped
 
 
 def check_memory(config: RunConfig, build: builds.Build, flags: list[str]) -> None:
@@ -56,20 +45,23 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: OpenAI (/v1/chat/completions, /v1/completions), Anthropic (/v1/messages) and llama.cpp's own API.
 
-    Flags behind '--' go to llama-server unchanged. Ctrl-C or SIGTERM stops it.
+    Flags behind '--' go to llama-server unchanged. Ctrl-C, SIGTERM or SIGHUP stops it.
     """
     flags = [*(("-c", str(ctx_size)) if ctx_size else ()), *_options.passed_through(ctx, extra)]
     config = _options.run_config(model, draft, n_max)
     build = builds.resolve(native)
     check_memory(config, build, flags)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _on_sigterm)
+    for name in ("--host", "--port", "--api-prefix"):
+        if memory.flag_value(extra, name) is not None:
+            raise UsageError(
+                f"{name} stands behind '--', expected it before", "serve waits for the server where its own options say"
+            )
     server = Server(build, config, host=host, port=port, extra=flags, on_line=_output.note if verbose else None)
     try:
         with server:
-            _announce(server, as_json)
+            _announce(server, config, as_json)
             code = server.wait()
-    except (KeyboardInterrupt, _Stopped):
+    except (KeyboardInterrupt, _signals.Stopped):
         _output.note("llama-dflash: stopped")
         return
     except ServerError:
@@ -80,8 +72,13 @@ def serve(
         raise ServerError(server.death_message(), "see the lines above")
 
 
-def _announce(server: Server, as_json: bool) -> None:
+def _announce(server: Server, config: RunConfig, as_json: bool) -> None:
     mode = server.client.effective_mode()
+    if mode["mode"] not in (config.mode, "unknown"):
+        raise ServerError(
+            f"the server runs in mode {mode['mode']}, expected {config.mode}: {mode['reason']}",
+            "drop the draft for plain decoding",
+        )
     if as_json:
         _output.data_json({"schema": 1, "command": "serve", "url": server.client.url, "effective": mode})
     else:

@@ -76,7 +76,7 @@ def judge(
     figures["identical"] = len(job.cases) - len(found)
     result["checks"] = {
         "effective mode": drafted.effective["mode"] == mode,
-        "drafts were verified": figures["drafted"] > 0,
+        "drafts were verified": figures.get("drafted", 0) > 0,
         "fewer rounds than AR": stats.n_rounds(drafted) < stats.n_rounds(reference),
     }
     if build.is_exact:

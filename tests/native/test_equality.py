@@ -17,7 +17,8 @@ N_PREDICT = 128
 
 
 def job(temperature: float = 0.0, seed: int = 0) -> Job:
-    return Job(cases.load("tests", N_PROMPTS), N_PREDICT, Sampling(temperature, seed))
+    # One thread: threads that wait for each other crawl when anything else runs on the machine.
+    return Job(cases.load("tests", N_PROMPTS), N_PREDICT, Sampling(temperature, seed), server_flags=("-t", "1"))
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import sys, json
 import numpy as np
 import llama_dflash._bindings as b
 llama_cpp = b.llama_cpp
-llm = llama_cpp.Llama(sys.argv[1], n_ctx=2048, n_batch=1024, n_ubatch=1024, flash_attn=True, logits_all=True, verbose=False, n_threads=2)
+llm = llama_cpp.Llama(sys.argv[1], n_ctx=2048, n_batch=1024, n_ubatch=1024, flash_attn=True, logits_all=True, verbose=False, n_threads=1)
 rng = np.random.default_rng(0)
 ids = [int(i) for i in rng.integers(10, 4000, 620)]
 llm.eval(ids)

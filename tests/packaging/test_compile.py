@@ -38,6 +38,7 @@ def test_the_source_distribution_has_all_that_a_build_needs(tmp_path: Path) -> N
     (archive,) = (tmp_path / "dist").glob("*.tar.gz")
     names = {name.split("/", 1)[1] for name in ok("tar", "tzf", archive).split() if "/" in name}
     need = {"CMakeLists.txt", "CMakePresets.json", "LICENSE", "NOTICE", "README.md", "pyproject.toml", "vendor/pin.txt", "patches/series",
-            "scripts/vendor.py", "scripts/native.py", "cmake/Vendor.cmake", "cmake/BUILD_INFO.json.in", "llama_dflash/models/tiny-target.gguf"}
+            "scripts/vendor.py", "scripts/native.py", "cmake/Vendor.cmake", "cmake/BUILD_INFO.json.in", "llama_dflash/models/tiny-target.gguf",
+            "tests/native/probe/CMakeLists.txt", "tests/native/probe/probe.cpp"}
     assert need <= names
     assert not [n for n in names if n.startswith(("vendor/llama.cpp", "vendor/llama_cpp", "tests/golden"))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from pathlib import Path
 
@@ -72,8 +73,12 @@ def test_env_points_at_the_bundled_library(fresh: Path, tmp_path: Path) -> None:
 
 
 def test_a_preset_can_be_found_from_the_wheel_alone(fresh: Path, tmp_path: Path) -> None:
-    """The recipe in the wheel has the same key as the checkout's, so `--native exact` finds the cached build."""
+    """The recipe in the wheel has the same key as the checkout's, so `--native exact` finds the cached build.
+
+    The version of cmake is part of the key, so both sides look for it on the same PATH.
+    """
     recipe = Path(json.loads(ok(fresh.parent / "llama-dflash", "doctor", "--json", cwd=tmp_path))["recipe"])
     here = Path(__file__).resolve().parents[2]
-    keys = [ok(fresh, root / "scripts" / "vendor.py", "key", "exact") for root in (recipe, here)]
+    path = os.environ["PATH"]
+    keys = [ok(fresh, root / "scripts" / "vendor.py", "key", "exact", env={"PATH": path}) for root in (recipe, here)]
     assert keys[0] == keys[1]

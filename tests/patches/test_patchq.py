@@ -142,6 +142,17 @@ def test_refresh_refuses_uncommitted_changes(filled: Queue) -> None:
     assert filled.snapshot() == before
 
 
+def test_refresh_refuses_new_files_that_git_ignores(filled: Queue) -> None:
+    before = filled.snapshot()
+    (filled.tree / "src" / "mine.o").write_text("mine\n")
+    filled.edit("alpha.txt", "line 30\n", "mine\n")
+    filled.commit("alpha : mine")
+    with pytest.raises(vendor.VendorError, match=r"files that git ignores: src/mine\.o; force-add"):
+        patchq.refresh(filled.root)
+    assert (filled.tree / "src" / "mine.o").is_file()
+    assert filled.snapshot() == before
+
+
 @pytest.mark.parametrize("upto", [ALPHA, "base"])
 def test_refresh_of_a_prefix_does_not_delete_the_rest(filled: Queue, upto: str) -> None:
     before = filled.snapshot()

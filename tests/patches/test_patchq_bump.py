@@ -166,7 +166,8 @@ def test_main(filled: Queue, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "alpha-mine.patch\n")
     done = filled.run("patchq.py", "check")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "patchq: vendor/llama.cpp has commits that are not exported; run 'make refresh'\n"
+    fix = "run 'make refresh' to export them, or delete the folder to drop them"
+    assert done.stderr == f"patchq: vendor/llama.cpp has commits that are not exported; {fix}\n"
     done = filled.run("patchq.py", "refresh")
     assert (done.returncode, done.stdout.splitlines()) == (0, [ALPHA, BETA_PATCH, "alpha-mine.patch"])
     (filled.patches / "README.md").unlink()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 import stat
+import subprocess
+import sys
+import tarfile
+import warnings
 from pathlib import Path
 
 import fakes
@@ -59,10 +64,8 @@ def test_head_is_the_same_in_two_unpackings(filled: Queue, tmp_path: Path, monke
 
 def test_a_changed_series_is_applied_to_the_tree_at_hand(filled: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vendor, "unpack", lambda *a: pytest.fail("unpacked again"))
-    (filled.tree / "src" / "left.o").write_text("a build left this\n")
     filled.prepare(upto=ALPHA)
     assert (filled.tree / "src" / "beta.c").read_text() == fakes.BETA
-    assert not (filled.tree / "src" / "left.o").exists()
     assert not (filled.tree / "src" / "gamma.c").exists()
     filled.prepare(upto="base")
     assert fakes.git(filled.tree, "rev-parse", "HEAD") == fakes.git(filled.tree, "rev-parse", "base")
@@ -166,6 +169,16 @@ def test_uncommitted_changes_are_refused_and_kept(filled: Queue, target: str) ->
     assert "mine\n" in (filled.tree / "alpha.txt").read_text()
 
 
+def test_new_files_that_git_ignores_are_refused_and_kept(filled: Queue) -> None:
+    (filled.tree / "src" / "mine.o").write_text("mine\n")
+    for target in (ALPHA, None):
+        with pytest.raises(vendor.VendorError, match=r"has files that git ignores: src/mine\.o; force-add them with 'git add -f' or"):
+            filled.prepare(upto=target)
+    assert (filled.tree / "src" / "mine.o").read_text() == "mine\n"
+    (filled.tree / "src" / "mine.o").unlink()
+    assert filled.prepare()
+
+
 def test_unexported_commits_are_refused_and_kept(filled: Queue) -> None:
     filled.edit("alpha.txt", "line 30\n", "mine\n")
     filled.commit("alpha : mine")
@@ -266,6 +279,77 @@ def test_a_killed_prepare_is_done_again(filled: Queue, tmp_path: Path, state: st
         return
     vendor.prepare(dest, [ALPHA], filled.root, filled.env)
     assert "line ten\n" in (dest / "alpha.txt").read_text()
+
+
+def test_what_a_killed_am_left_does_not_blame_a_good_patch(filled: Queue) -> None:
+    left = filled.tree / ".git" / "rebase-apply"
+    left.mkdir()
+    (left / "next").write_text("1\n")
+    (left / "last").write_text("2\n")
+    (filled.tree / ".git" / "index.lock").touch()
+    vendor.write_stamp(filled.tree, "applying", "-")
+    filled.prepare()
+    assert "line ten\n" in (filled.tree / "alpha.txt").read_text()
+    assert not left.exists()
+
+
+def test_prepare_waits_for_another(filled: Queue) -> None:
+    cmd = [sys.executable, str(filled.root / "scripts" / "vendor.py"), "prepare", "--upto", ALPHA]
+    with vendor.locked(filled.tree.parent / ".llama.cpp.lock"):
+        other = subprocess.Popen(cmd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(timeout=1)
+        assert (filled.tree / "src" / "gamma.c").is_file()
+    assert other.communicate(timeout=60)[1].endswith(b"digest " + vendor.digest([ALPHA], filled.root).encode() + b"\n")
+    assert not (filled.tree / "src" / "gamma.c").exists()
+
+
+def test_python_without_tar_filters_unpacks_the_same(filled: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    plain = tarfile.TarFile.extract
+
+    def extract(self: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:  # no 'filter', as in 3.11.2
+        with warnings.catch_warnings(action="ignore") if sys.version_info >= (3, 12) else contextlib.nullcontext():
+            plain(self, member, path)
+
+    monkeypatch.setattr(tarfile.TarFile, "extract", extract)
+    vendor.unpack(tmp_path / "x" / "llama.cpp", tmp_path / "x" / "llama_cpp", filled.root, filled.env)
+    assert (tmp_path / "x" / "llama.cpp" / "src" / "beta.c").read_text() == fakes.BETA
+    assert (tmp_path / "x" / "llama_cpp" / "__init__.py").is_file()
+
+
+@pytest.mark.parametrize("name", ["../escaped.txt", "/tmp/escaped.txt", "src/../../escaped.txt"])
+@pytest.mark.parametrize("filters", [True, False])
+def test_members_that_leave_the_folder_are_refused(
+    empty: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, filters: bool
+) -> None:
+    if not filters:
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    sdist = fakes.make_sdist(tmp_path / "dist", "9.9.9", {name: "out\n"})
+    fakes.write_pin(empty.root / "vendor" / "pin.txt", sdist, "9.9.9", "0" * 40)
+    empty.sdist = sdist
+    with pytest.raises(vendor.VendorError, match=r"correct (--hash|'# tree:') in vendor/pin\.txt"):
+        empty.prepare()
+    assert not list(empty.tree.parent.glob("escaped.txt"))
+
+
+def test_without_git_nothing_is_unpacked(empty: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(vendor.VendorError, match=r"^git is not on PATH.*: install git"):
+        empty.prepare()
+    assert not empty.tree.exists()
+
+
+def test_a_users_git_configuration_does_not_matter(empty: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As git < 2.32 has it, which ignores GIT_CONFIG_GLOBAL: the configuration comes in by another way.
+    hooks = tmp_path / "hooks"
+    hooks.mkdir()
+    (hooks / "post-commit").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    (hooks / "post-commit").chmod(0o755)
+    (tmp_path / "config").write_text(f"[commit]\ngpgsign = true\n[gpg]\nprogram = false\n[core]\nhooksPath = {hooks}\n")
+    monkeypatch.setattr(vendor.os, "devnull", str(tmp_path / "config"))
+    assert empty.prepare()
+    assert not (tmp_path / "ran").exists()
 
 
 def test_git_errors_are_one_line_and_name_the_command(filled: Queue) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import fakes
@@ -86,6 +87,7 @@ def test_cache_key_changes_with_all_that_changes_a_build(filled: Queue, tmp_path
         "CMAKE_ARGS": key(CMAKE_ARGS="-DGGML_CUDA=ON"),
         "CFLAGS": key(CFLAGS="-O1"),
         "CXXFLAGS": key(CXXFLAGS="-O1"),
+        **{name: key(**{name: "/x"}) for name in ("LDFLAGS", "CUDACXX", "CUDAFLAGS", "CPATH")},
         "CC": key(CC=gcc),
         "CXX": key(CXX=gcc),
     }
@@ -99,6 +101,61 @@ def test_cache_key_changes_with_all_that_changes_a_build(filled: Queue, tmp_path
     assert key() == seen["cmake/Vendor.cmake"], "a folder such as __pycache__ is not a build file"
     assert len(set(seen.values())) == len(seen), seen
     assert seen["preset"] != first.removeprefix("cpu-")
+
+
+@pytest.mark.parametrize("preset", ["native", "cuda", "cpu"])
+def test_native_keys_follow_toolkit_and_driver(filled: Queue, tmp_path: Path, preset: str) -> None:
+    bin_dir, toolkit = tmp_path / "bin", tmp_path / "cuda"
+    for folder in (bin_dir, toolkit / "bin", toolkit / "include", toolkit / "lib64"):
+        folder.mkdir(parents=True)
+
+    def key(**env: str) -> str:
+        return vendor.cache_key(preset, [], filled.root, {**filled.env, "PATH": f"{bin_dir}:{filled.env['PATH']}", **env})
+
+    def tool(path: Path, code: int, *lines: str) -> None:
+        path.write_text("#!/bin/sh\n" + "".join(f"echo {line}\n" for line in lines) + f"exit {code}\n")
+        path.chmod(0o755)
+
+    keys = []
+    tool(bin_dir / "nvidia-smi", 9)
+    tool(toolkit / "bin" / "nvcc", 0, "release 12")
+    keys += [key(), key(CUDA_PATH=str(toolkit))]
+    (toolkit / "include" / "cublas_v2.h").touch()
+    keys.append(key(CUDA_PATH=str(toolkit)))
+    (toolkit / "lib64" / "libcublas.so").touch()
+    keys.append(key(CUDA_HOME=str(toolkit)))
+    assert keys[-1] == key(CUDA_PATH=str(toolkit)), "the place counts, not the name of the variable"
+    tool(bin_dir / "nvcc", 0, "nvcc", "release 12")
+    keys.append(key())
+    tool(bin_dir / "nvcc", 0, "nvcc", "release 13")  # its version is not in the first line
+    keys.append(key())
+    for code, line in ((0, "8.0, 550"), (0, "9.0, 550"), (1, "9.0, 550")):
+        tool(bin_dir / "nvidia-smi", code, line)
+        keys.append(key())
+    assert len(set(keys)) == (1 if preset == "cpu" else len(keys))
+
+
+@pytest.mark.parametrize(("preset", "differs"), [("cpu", True), ("exact", True), ("asan", True), ("native", False), ("reference", False)])
+def test_the_probe_is_in_the_key_of_presets_that_build_it(filled: Queue, preset: str, differs: bool) -> None:
+    probe = filled.root / "tests" / "native" / "probe" / "probe.cpp"
+    probe.parent.mkdir()
+    keys = set()
+    for text in ("one", "two"):
+        probe.write_text(text)
+        keys.add(vendor.cache_key(preset, [], filled.root, filled.env))
+    assert (len(keys) == 2) is differs
+
+
+def test_the_probe_presets_are_those_of_cmake() -> None:
+    presets = {p["name"]: p for p in json.loads((vendor.ROOT / "CMakePresets.json").read_text())["configurePresets"]}
+
+    def builds_probe(name: str | None) -> bool:
+        if name is None:
+            return False
+        own = presets[name]["cacheVariables"].get("LLAMA_DFLASH_PROBE")
+        return own == "ON" if own else builds_probe(presets[name].get("inherits"))
+
+    assert {name for name in presets if builds_probe(name)} == set(vendor.PROBE_PRESETS)
 
 
 def test_cache_key_sees_the_compiler_behind_a_launcher(filled: Queue, tmp_path: Path) -> None:
@@ -126,11 +183,18 @@ def test_cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert vendor.cache_dir({"LLAMA_DFLASH_CACHE": "", "XDG_CACHE_HOME": ""}) == tmp_path / ".cache" / "llama-dflash"
     monkeypatch.chdir(tmp_path)
     assert vendor.cache_dir({"LLAMA_DFLASH_CACHE": "relative"}) == tmp_path / "relative"
+    assert vendor.cache_dir({"XDG_CACHE_HOME": "relative"}) == tmp_path / "relative" / "llama-dflash"
 
 
-def test_file_digest(tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(b"abc")
-    assert vendor.file_digest(tmp_path / "f") == "ba7816bf"
+@pytest.mark.parametrize("env", [{}, {"LLAMA_DFLASH_CACHE": "~no-such-user/c"}, {"XDG_CACHE_HOME": "~no-such-user/c"}])
+def test_a_cache_that_cannot_be_placed_is_refused(monkeypatch: pytest.MonkeyPatch, env: dict[str, str]) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    with pytest.raises(vendor.VendorError, match=r"^LLAMA_DFLASH_CACHE=.*; expected a folder .*: set LLAMA_DFLASH_CACHE"):
+        vendor.cache_dir(env)
 
 
 def test_main_prints_results_on_stdout_only(filled: Queue) -> None:
