@@ -45,7 +45,7 @@ def cli_argv(
     """
     flags = model_flags(config)
     if prompt is not None:
-        flags += ["-p", prompt, "--no-escape", "--single-turn"]
+        flags += ["-p", prompt, "--no-escape", "--single-turn", "--simple-io"]
     if n_predict is not None:
         flags += ["-n", str(n_predict)]
     if raw:

@@ -184,10 +184,22 @@ def _parse(path: Path, size_bytes: int, mtime_ns: int) -> ModelFacts:
         ) from e
     if end_bytes > size_bytes:
         raise ModelFileError(f"{path} is truncated: {size_bytes} bytes, expected {end_bytes}", "download or convert it again")
-    if not fields.get("general.architecture"):
-        raise ModelFileError(f"{path} has no general.architecture, expected a model", "convert the model again")
+    _check_types(path, fields)
     quant = weight_bytes.most_common(1)[0][0] if weight_bytes else "none"
     return ModelFacts(path, size_bytes, fields, shapes, quant, tokens)
+
+
+def _check_types(path: Path, fields: dict[str, Any]) -> None:
+    arch = fields.get("general.architecture")
+    if not isinstance(arch, str) or not arch:
+        raise ModelFileError(f"{path}: general.architecture is {arch!r}, expected a name", "convert the model again")
+    for name in ("embedding_length", "block_count", "vocab_size", "context_length", "block_size"):
+        value = fields.get(f"{arch}.{name}")
+        if value is not None and not isinstance(value, int):
+            raise ModelFileError(f"{path}: {arch}.{name} is {value!r}, expected a whole number", "convert the model again")
+    layers = fields.get(f"{arch}.target_layers")
+    if layers is not None and not (isinstance(layers, list) and all(isinstance(i, int) for i in layers)):
+        raise ModelFileError(f"{path}: {arch}.target_layers is {layers!r}, expected a list of layers", "convert the model again")
 
 
 def _one_line(e: Exception) -> str:

@@ -6,6 +6,8 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import Self
+
 from llama_dflash import gguf
 from llama_dflash._bindings import llama_cpp
 
@@ -24,8 +26,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc, name-defined]
         ModelFileError: the file is missing, damaged, or a draft instead of a target.
     """
 
-    def __init__(self, model_path: str | Path, **kwargs: Any) -> None:
-        # llama_cpp.Llama.__del__ closes this; it must be there when the check below raises.
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Make the object with what `llama_cpp.Llama.__del__` closes, however `__init__` ends."""
+        self: Self = super().__new__(cls)
         self._stack = contextlib.ExitStack()
+        return self
+
+    def __init__(self, model_path: str | Path, **kwargs: Any) -> None:
         gguf.read(Path(model_path)).require_target()
         super().__init__(model_path=str(model_path), **kwargs)

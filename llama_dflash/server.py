@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import collections
-import signal
+import errno
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 from llama_dflash.argv import server_argv
 from llama_dflash.builds import Build
@@ -34,12 +34,20 @@ def free_port() -> int:
 
 def check_port(host: str, port: int) -> None:
     """Raise ServerError if `port` cannot be bound."""
+    if not host:
+        raise ServerError("the host is empty, expected an address", "leave --host out for 127.0.0.1")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             s.bind((host, port))
+        except socket.gaierror as e:
+            raise ServerError(
+                f"the host {host!r} does not resolve ({e.strerror}), expected an address", "choose another --host"
+            ) from e
         except OSError as e:
+            if e.errno == errno.EADDRNOTAVAIL:
+                raise ServerError(f"{host} is not an address of this machine, expected one", "choose another --host") from e
             raise ServerError(
                 f"port {port} on {host} cannot be used ({e.strerror}), expected a free port",
                 "stop the program that holds it, or choose another with --port",
@@ -56,6 +64,17 @@ def first_error(lines: Sequence[str]) -> str:
     telling = [line for line in lines if HARMLESS not in line]
     errors = [line for line in telling if " E " in line or "error" in line.lower() or "failed" in line.lower()]
     return (errors or telling or ["nothing was logged"])[0].strip()
+
+
+def stop_process(process: subprocess.Popen[Any], timeout_s: float = 10.0) -> None:
+    """Ask a process to end, then insist: a signal that comes while a model loads may be lost."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 class Server:
@@ -156,8 +175,9 @@ class Server:
         if self._reader:
             self._reader.join(timeout=2)
         code = self.returncode
-        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
-        return f"llama-server {how}: {first_error(list(self._lines))}"
+        if code is not None and code < 0:
+            return f"llama-server was killed by signal {-code}, expected it to go on"
+        return f"llama-server exited with code {code}: {first_error(list(self._lines))}"
 
     def wait(self) -> int:
         """Block until the process ends; returns its exit code."""
@@ -168,12 +188,6 @@ class Server:
         """Ask the process to end, then insist."""
         if self._process is None:
             return
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(timeout_s)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        stop_process(self._process, timeout_s)
         if self._reader:
             self._reader.join(timeout=2)

@@ -50,14 +50,16 @@ def _from_file(path: Path) -> list[Case]:
         shown = str(path) if len(str(path)) < 80 else f"{str(path)[:77]}..."
         raise UsageError(f"--prompt-set {shown!r} is neither a set nor a file", f"use {', '.join(BUILT_IN)} or a JSON file")
     try:
-        cases = [Case(str(p["name"]), str(p["text"])) for p in json.loads(path.read_text())["prompts"]]
+        cases = [Case(p["name"], p["text"]) for p in json.loads(path.read_text())["prompts"]]
+        if not all(isinstance(c.name, str) and isinstance(c.text, str) for c in cases):
+            raise ValueError("a name or a text is no string")
         if not cases:
             raise ValueError("the list is empty")
         if len({c.name for c in cases}) != len(cases):
             raise ValueError("a name stands twice")
         if not all(c.text for c in cases):
             raise ValueError("a text is empty")
-    except (OSError, ValueError, KeyError, TypeError) as e:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:
         raise UsageError(
             f'{path} is no prompt set ({type(e).__name__}: {e}), expected {{"prompts": [{{"name", "text"}}, ..]}}',
             "see docs/cli.md",

@@ -13,8 +13,6 @@ from llama_dflash.errors import DFlashError
 from llama_dflash.server import Server
 from llama_dflash.spec import RunConfig
 
-CONTEXT_SLACK_TOKENS = 64
-
 
 @dataclass(frozen=True)
 class Job:
@@ -61,6 +59,11 @@ def run_pass(build: Build, config: RunConfig, job: Job, on_done: Callable[[], No
             done = server.client.complete(case.text, job.n_predict, job.sampling, i, **fields)
             if not done.tokens:
                 raise DFlashError(f"prompt {case.name!r} yielded no tokens, expected up to {job.n_predict}", "run it with serve")
+            if job.ignore_eos and len(done.tokens) != job.n_predict:
+                raise DFlashError(
+                    f"prompt {case.name!r} yielded {len(done.tokens)} tokens, expected {job.n_predict}: the context is full",
+                    "choose a smaller --n-predict",
+                )
             result.completions.append(done)
             on_done()
     return result

@@ -61,6 +61,8 @@ def main(args: list[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
+    except OSError as e:
+        _fail(f"{e.filename or 'output'}: {e.strerror or e}, expected it to work; check disk space and permissions", 1)
 
 
 def _fail(message: str, exit_code: int) -> None:

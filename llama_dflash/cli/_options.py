@@ -32,10 +32,20 @@ def _stacked(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     return apply
 
 
+class _FilePath(click.Path):
+    """A path that is not empty: Path("") would be the working folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse an empty value."""
+        if value == "":
+            self.fail("the path is empty, expected a file or folder", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 model_options = _stacked(
-    click.option("-m", "--model", type=click.Path(path_type=Path), help="Target GGUF file.  [default: the embedded tiny target]"),
+    click.option("-m", "--model", type=_FilePath(path_type=Path), help="Target GGUF file.  [default: the embedded tiny target]"),
     click.option(
-        "-md", "--draft", type=click.Path(path_type=Path), help="Draft GGUF file.  [default: the embedded draft, without -m]"
+        "-md", "--draft", type=_FilePath(path_type=Path), help="Draft GGUF file.  [default: the embedded draft, without -m]"
     ),
     click.option("--n-max", type=int, metavar="N", help="Drafted tokens per round.  [default: block size - 1]"),
 )
@@ -67,10 +77,10 @@ job_options = _stacked(
     click.option(
         "--stop-at-eos", is_flag=True, help="End a text at its end token; by default every text has --n-predict tokens."
     ),
-    click.option("-t", "--threads", type=click.IntRange(min=1), help="CPU threads.  [default: llama.cpp's]"),
+    click.option("-t", "--threads", type=click.IntRange(1, 512), help="CPU threads.  [default: llama.cpp's]"),
     click.option(
         "--out",
-        type=click.Path(path_type=Path, file_okay=False),
+        type=_FilePath(path_type=Path, file_okay=False),
         help="Folder for result files.  [default: .bench/<command>-<time>]",
     ),
 )
@@ -124,7 +134,7 @@ def passed_through(ctx: click.Context, extra: tuple[str, ...]) -> tuple[str, ...
     """
     behind = tuple(ctx.meta.get("llama_dflash.behind", ()))
     if extra != behind:
-        wrong = next(arg for i, arg in enumerate(extra) if i >= len(extra) - len(behind) or extra[i:] != behind)
+        wrong = next((arg for i, arg in enumerate(extra) if extra[i:] != behind), "--")
         raise UsageError(
             f"unexpected argument {wrong!r}", "flags for llama.cpp's program go behind '--', such as: -- --threads 4"
         )

@@ -58,6 +58,12 @@ def bench(
     Writes result.json, tokens.json, result.md and plot.png to --out.
     """
     names = parse_modes(modes)
+    if names == ["ar"] and (draft is not None or n_max is not None):
+        raise UsageError("--modes is ar, but a draft or --n-max was given", "add chain to --modes, or leave them out")
+    if markdown and as_json:
+        raise UsageError("--json and --markdown were both given, expected one", "result.md is in --out either way")
+    if plot and plot.suffix != ".png":
+        raise UsageError(f"--plot is {str(plot)!r}, expected a name that ends in .png", "the plot is a PNG")
     configs = {m: _options.run_config(model, draft, n_max, m) for m in names}
     job = _options.job(**job_fields)
     build = builds.resolve(native)

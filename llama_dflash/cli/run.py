@@ -5,24 +5,24 @@ from __future__ import annotations
 import codecs
 import re
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import IO
 
 import click
 
-from llama_dflash import builds
+from llama_dflash import builds, memory
 from llama_dflash.argv import cli_argv
 from llama_dflash.cli import _options, _output
 from llama_dflash.cli.serve import check_memory
-from llama_dflash.errors import DFlashError, ServerError
-from llama_dflash.server import first_error
+from llama_dflash.errors import DFlashError, ServerError, UsageError
+from llama_dflash.server import first_error, stop_process
 
 # llama-cli ends its answer with one line of timings; the answer itself is what stands between its echo and that line.
 _TIMINGS = re.compile(r"\n?\n\[ (Prompt: [^\]\n]*) \]\n")
 _HOLD_BACK_CHARS = 200
 _ECHO_LIMIT_BYTES = 500
+_CHAT_COMMANDS = ("/exit", "/regen", "/clear", "/image ", "/audio ", "/video ", "/read ", "/glob ")
 
 
 @click.command(cls=_options.PassThrough)
@@ -55,8 +55,8 @@ def run(
     With -p the text goes to stdout, and the effective mode and the timings to stderr.
     Flags behind '--' go to llama-cli unchanged.
     """
-    if prompt is not None and not prompt.strip():
-        raise click.UsageError("-p is empty, expected a prompt", ctx)
+    if prompt is not None:
+        check_prompt(prompt, extra)
     flags = [*(("-c", str(ctx_size)) if ctx_size else ()), *_options.passed_through(ctx, extra)]
     config = _options.run_config(model, draft, n_max)
     build = builds.resolve(native)
@@ -73,25 +73,38 @@ def run(
     _one_shot(argv, prompt)
 
 
+def check_prompt(prompt: str, extra: tuple[str, ...]) -> None:
+    """Refuse what llama-cli would not answer, or would answer instead."""
+    if not prompt.strip():
+        raise UsageError("-p is empty, expected a prompt", "leave -p out to chat")
+    if prompt.startswith(_CHAT_COMMANDS):
+        raise UsageError(f"-p is {prompt[:20]!r}, a command of llama-cli's chat, expected a prompt", "put a space in front of it")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as e:
+        raise UsageError("-p is not UTF-8, expected text", "check the terminal's encoding") from e
+    for name in ("-p", "--prompt", "-f", "--file"):
+        if memory.flag_value(extra, name) is not None:
+            raise UsageError(f"{name} stands behind '--', but -p has the prompt already", "give one prompt")
+
+
 def _one_shot(argv: list[str], prompt: str) -> None:
     with tempfile.TemporaryFile("w+", errors="replace") as log:
-        process = subprocess.Popen([*argv, "--simple-io"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
         assert process.stdout is not None
         try:
             head, answer, timings = _stream(process.stdout, prompt)
         except BaseException:
-            process.terminate()
+            stop_process(process)
             raise
-        finally:
-            code = process.wait()
+        code = process.wait()
         log.seek(0)
         lines = log.readlines()
     if answer.startswith("Error: ") and timings.endswith("rounds: 0"):
         raise ServerError(answer.removeprefix("Error: ").strip(), "shorten the prompt, or choose a larger -c")
     if code or not head:
         raise ServerError(f"llama-cli exited with code {code}: {first_error(lines)}", "run the model with serve -v for its log")
-    sys.stdout.write(answer.removesuffix("\n") + "\n")
-    sys.stdout.flush()
+    click.echo(answer.removesuffix("\n"))
     mode = next((line for line in head.splitlines() if line.startswith("speculative:")), "speculative: mode = unknown")
     _output.note(f"[{mode.removeprefix('speculative: ')} | {timings or 'no timings'}]")
 
@@ -116,8 +129,7 @@ def _stream(stream: IO[bytes], prompt: str) -> tuple[str, str, str]:
                 continue
             head, text = text[:at] or "\n", text[at + len(echo) :]
         if len(text) > 2 * _HOLD_BACK_CHARS:
-            sys.stdout.write(text[:-_HOLD_BACK_CHARS])
-            sys.stdout.flush()
+            click.echo(text[:-_HOLD_BACK_CHARS], nl=False)
             text = text[-_HOLD_BACK_CHARS:]
     if match := _TIMINGS.search(text):
         return head, text[: match.start()], match[1]

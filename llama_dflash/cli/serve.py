@@ -14,10 +14,17 @@ from llama_dflash.spec import RunConfig
 
 
 def check_memory(config: RunConfig, build: builds.Build, flags: list[str]) -> None:
-    """Refuse a context that cannot fit; a GPU build has llama.cpp's own check."""
-    if build.info["backend"] == "cpu":
-        models = [gguf.read(path) for path in (config.target, config.draft) if path is not None]
+    """Refuse a context that cannot fit, or is too small to verify a draft in one pass."""
+    models = [gguf.read(path) for path in (config.target, config.draft) if path is not None]
+    if build.info["backend"] == "cpu":  # a GPU build has llama.cpp's own check
         memory.check_context(models, flags)
+    for names in (("-c", "--ctx-size"), ("-b", "--batch-size"), ("-ub", "--ubatch-size")):
+        text = memory.flag_value(flags, *names)
+        if config.n_max and text and text.isdecimal() and 0 < int(text) <= config.n_max + 1:
+            raise UsageError(
+                f"{names[1]} is {text}, expected more than {config.n_max + 1}: a round verifies {config.n_max + 1} tokens at once",
+                "choose a larger one, or a smaller --n-max",
+            )
 
 
 @click.command(cls=_options.PassThrough)

@@ -38,7 +38,7 @@ def test_cli_argv_chats_without_a_prompt() -> None:
 
 @pytest.mark.parametrize("prompt", ["hi", "", "-n 5", "a\\nb", "x y\n"])
 def test_cli_argv_passes_a_prompt_as_it_is(prompt: str) -> None:
-    assert cli_argv(AR, prompt=prompt) == ["-m", "t.gguf", "-p", prompt, "--no-escape", "--single-turn"]
+    assert cli_argv(AR, prompt=prompt) == ["-m", "t.gguf", "-p", prompt, "--no-escape", "--single-turn", "--simple-io"]
 
 
 def test_cli_argv_options() -> None:

@@ -49,7 +49,7 @@ def test_a_number_out_of_range_is_refused(n: int) -> None:
 
 def test_a_file(tmp_path: Path) -> None:
     path = tmp_path / "set.json"
-    path.write_text(json.dumps({"prompts": [{"name": "x", "text": "def f():"}, {"name": 2, "text": "x"}]}))
+    path.write_text(json.dumps({"prompts": [{"name": "x", "text": "def f():"}, {"name": "2", "text": "x"}]}))
     assert cases.load(str(path)) == [Case("x", "def f():"), Case("2", "x")]
     with pytest.raises(UsageError, match=r"expected 1\.\.2"):
         cases.load(str(path), 3)

@@ -193,7 +193,7 @@ def test_a_damaged_build(fails: Fails, tmp_path: Path) -> None:
     assert "BUILD_INFO.json lacks pin, " in fails(1, "serve", "--native", tmp_path)
 
 
-@pytest.mark.parametrize(("module", "args"), [(bench, ("bench", "--modes", "ar")), (verify, ("verify",))])
+@pytest.mark.parametrize(("module", "args"), [(bench, ("bench", "--modes", "ar,chain")), (verify, ("verify",))])
 def test_results_that_cannot_be_written(
     fails: Fails,
     small_pair: list[str | Path],

@@ -239,7 +239,7 @@ def test_death_message_has_exit_code_and_first_error(make_build: Callable[..., B
     [
         ("raise SystemExit(4)", "llama-server exited with code 4: nothing was logged;"),
         ("print('only this')", "llama-server exited with code 0: only this;"),
-        ("import os\nos.kill(os.getpid(), 6)", "llama-server was killed by signal 6: nothing was logged;"),
+        ("import os\nos.kill(os.getpid(), 6)", "llama-server was killed by signal 6, expected it to go on"),
         ("import os\nos.write(1, b'\\xff failed\\n')\nraise SystemExit(1)", "llama-server exited with code 1: \ufffd failed;"),
     ],
 )
@@ -272,7 +272,7 @@ def test_a_port_in_use_is_refused_before_starting(make_build: Callable[..., Buil
 
 
 def test_check_port_of_an_address_that_is_not_ours() -> None:
-    with pytest.raises(ServerError, match=r"port 1024 on 192\.0\.2\.1 cannot be used"):
+    with pytest.raises(ServerError, match=r"192\.0\.2\.1 is not an address of this machine"):
         check_port("192.0.2.1", 1024)
     check_port("127.0.0.1", free_port())
 

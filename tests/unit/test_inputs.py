@@ -62,3 +62,32 @@ def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
         main([])
     assert e.value.code == 2
     assert "Usage: llama-dflash" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "want"),
+    [
+        (["run", "-p", "--", "-n", "3"], "unexpected argument"),
+        (["run", "-p", "\udcff abc"], "-p is not UTF-8"),
+        (["run", "-p", "/exit"], "a command of llama-cli's chat"),
+        (["run", "-p", "x", "--", "-p", "y"], "-p stands behind '--'"),
+        (["run", "-p", "x", "-c", "16"], "--ctx-size is 16, expected more than 16"),
+        (["run", "-p", "x", "--", "-ub", "16"], "--ubatch-size is 16, expected more than 16"),
+        (["run", "-p", "x", "-m", ""], "the path is empty"),
+        (["bench", "--modes", "ar", "--n-max", "3"], "--modes is ar"),
+        (["bench", "--json", "--markdown"], "expected one"),
+        (["bench", "--plot", "x.xyz"], "ends in .png"),
+        (["bench", "--threads", "100000"], "is not in the range"),
+        (["serve", "--host", ""], "the host is empty"),
+        (["serve", "--host", "no.such.host.invalid"], "does not resolve"),
+    ],
+)
+def test_one_line_for_each(args: list[str], want: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as e:
+        main(args)
+    out, err = capsys.readouterr()
+    assert e.value.code in (1, 2)
+    assert out == ""
+    assert err.startswith("llama-dflash: error: ")
+    assert len(err.splitlines()) == 1
+    assert want in err
