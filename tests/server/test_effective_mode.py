@@ -41,7 +41,7 @@ def test_plain_decoding_says_that_nothing_was_asked_for(exact: Build, pair: Pair
     ("flags", "reason"),
     [
         (["-md", "TARGET"], "no --spec-type was given, and the draft model's metadata names none"),
-        (["--spec-type", "draft-dflash"], "the requested --spec-type found no draft context, is --spec-draft-model missing?"),
+        (["--spec-type", "draft-dflash"], "the requested --spec-type needs a draft model, none was given"),
         (["-md", "DRAFT", "--spec-type", "draft-dflash", "--spec-draft-n-max", "0"], "the maximum draft length is 0"),
     ],
 )
