@@ -100,7 +100,8 @@ def _one_shot(argv: list[str], prompt: str) -> None:
         code = process.wait()
         log.seek(0)
         lines = log.readlines()
-    if answer.startswith("Error: ") and timings.endswith("rounds: 0"):
+    # llama-cli prints a refused request like an answer, with nothing generated.
+    if answer.startswith("Error: ") and "Generation: 0.0 t/s" in timings and "rounds:" not in timings:
         raise ServerError(answer.removeprefix("Error: ").strip(), "shorten the prompt, or choose a larger -c")
     if code or not head:
         raise ServerError(f"llama-cli exited with code {code}: {first_error(lines)}", "run the model with serve -v for its log")

@@ -12,6 +12,11 @@ from llama_dflash.errors import ServerError, UsageError
 from llama_dflash.server import Server
 from llama_dflash.spec import RunConfig
 
+ONE_SLOT = (
+    "llama-dflash: one slot (-np 1): in the pinned llama.cpp, slots of a hybrid that draft at once can get another text; "
+    "'-- -np N' overrides"
+)
+
 
 def check_memory(config: RunConfig, build: builds.Build, flags: list[str]) -> None:
     """Refuse a context that cannot fit, or is too small to verify a draft in one pass."""
@@ -63,10 +68,15 @@ def serve(
             raise UsageError(
                 f"{name} stands behind '--', expected it before", "serve waits for the server where its own options say"
             )
+    one_slot = config.draft is not None and memory.flag_value(flags, "-np", "--parallel") is None
+    flags += ["-np", "1"] if one_slot else []
     server = Server(build, config, host=host, port=port, extra=flags, on_line=_output.note if verbose else None)
     try:
         with server:
             _announce(server, config, as_json)
+            if one_slot:
+                _output.note(ONE_SLOT)
+            _output.note("llama-dflash: ready; Ctrl-C stops it")
             code = server.wait()
     except (KeyboardInterrupt, _signals.Stopped):
         _output.note("llama-dflash: stopped")
@@ -90,7 +100,6 @@ def _announce(server: Server, config: RunConfig, as_json: bool) -> None:
         _output.data_json({"schema": 1, "command": "serve", "url": server.client.url, "effective": mode})
     else:
         _output.data(f"{server.client.url}  {mode['str']}")
-    _output.note("llama-dflash: ready; Ctrl-C stops it")
 
 
 def _show_tail(server: Server, verbose: bool) -> None:

@@ -67,7 +67,8 @@ def test_chat_and_messages_give_the_same_text(server: Server) -> None:
     assert content("messages", False, ask(server, "messages", False)) == content("chat/completions", False, ask(server, "chat/completions", False))
 
 
-def test_several_slots_at_once_give_each_its_own_text(exact: Build, pair: tuple[Path, Path]) -> None:
+def test_several_plain_slots_at_once_give_each_its_own_text(exact: Build, pair: tuple[Path, Path]) -> None:
+    """Plain only: the pin's chains on a hybrid do not hold this, unpatched neither (README, Limits)."""
     prompts = ["def add(a, b):\n", "class Stack:\n", "import os\n\ndef walk(path):\n", "for i in range(10):\n"]
 
     def texts(server: Server, together: bool) -> dict[str, str]:
@@ -86,5 +87,5 @@ def test_several_slots_at_once_give_each_its_own_text(exact: Build, pair: tuple[
             t.join()
         return out
 
-    with Server(exact, RunConfig(*pair, 15), extra=["-np", "4", "-c", "4096"]) as server:
+    with Server(exact, RunConfig(pair[0]), extra=["-np", "4", "-c", "4096"]) as server:
         assert texts(server, together=True) == texts(server, together=False)

@@ -41,6 +41,7 @@ def test_serve_announces_answers_and_stops_cleanly(how: signal.Signals) -> None:
     process.send_signal(how)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 0
+    assert err.splitlines()[0].startswith("llama-dflash: one slot (-np 1): ")
     assert err.splitlines()[-1] == "llama-dflash: stopped"
     with socket.socket() as s:  # the child is gone too
         assert s.connect_ex(("127.0.0.1", port)) != 0
