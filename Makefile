@@ -21,7 +21,7 @@ $(VENV)/.tools: $(if $(VENV_OK),,FORCE)
 	@test ! -e $@ || rm -rf $(VENV)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python is too old: $$($(PYTHON) --version), expected 3.10 or newer; set PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "python -m venv failed; on Debian: apt install python3-venv" >&2; exit 1; }
-	$(BIN)/pip install -q --upgrade "pip>=23" "cmake>=3.21,<4.1" ninja
+	$(BIN)/pip install -q --upgrade "pip>=25.1" "cmake>=3.21,<4.1" ninja
 	@echo "$(CURDIR)" >$@
 
 # The environment variables and tools that decide the build (CMAKE_ARGS, CC, nvcc, ..) are in its key.
@@ -70,7 +70,7 @@ check-patches: $(VENV)/.tools ## the queue applies, is exported and in order
 	@$(BIN)/python scripts/patchq.py check
 
 $(VENV)/.lint: $(VENV)/.tools pyproject.toml
-	$(BIN)/pip install -q ruff==0.15.7 mypy==1.18.2 numpy click rich
+	$(BIN)/pip install -q --group dev
 	@touch $@
 
 lint: $(VENV)/.lint setup ## style and types; docs/cli.md is current

