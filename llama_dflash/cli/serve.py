@@ -69,13 +69,13 @@ def serve(
                 f"{name} stands behind '--', expected it before", "serve waits for the server where its own options say"
             )
     one_slot = config.draft is not None and memory.flag_value(flags, "-np", "--parallel") is None
-    flags += ["-np", "1"] if one_slot else []
+    if one_slot:
+        flags += ["-np", "1"]
+        _output.note(ONE_SLOT)
     server = Server(build, config, host=host, port=port, extra=flags, on_line=_output.note if verbose else None)
     try:
         with server:
             _announce(server, config, as_json)
-            if one_slot:
-                _output.note(ONE_SLOT)
             _output.note("llama-dflash: ready; Ctrl-C stops it")
             code = server.wait()
     except (KeyboardInterrupt, _signals.Stopped):
