@@ -69,12 +69,12 @@ def serve(
                 f"{name} stands behind '--', expected it before", "serve waits for the server where its own options say"
             )
     one_slot = config.draft is not None and memory.flag_value(flags, "-np", "--parallel") is None
-    if one_slot:
-        flags += ["-np", "1"]
-        _output.note(ONE_SLOT)
+    flags += ["-np", "1"] if one_slot else []
     server = Server(build, config, host=host, port=port, extra=flags, on_line=_output.note if verbose else None)
     try:
         with server:
+            if one_slot:  # before the address: who reads that line may stop the program at once
+                _output.note(ONE_SLOT)
             _announce(server, config, as_json)
             _output.note("llama-dflash: ready; Ctrl-C stops it")
             code = server.wait()
