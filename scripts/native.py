@@ -3,17 +3,21 @@
 
 Standard library only, so that it runs before the package is installed.
 
-    native.py build PRESET [--upto NAME]    PRESET: native, cpu, exact, cuda, asan, reference
+    native.py build PRESET [--upto NAME] [--broken FILE]
+                                            PRESET: native, cpu, exact, cuda, asan, reference
     native.py path PRESET                   print the folder if it is built, else exit 1
 
 A build is keyed by pin, series, options and compiler and kept outside the checkout, so a fresh
 clone with the same patches compiles nothing. `reference` is the unpatched pin with the exact
 test patch only: it is keyed by that patch alone and survives every change of the series.
+`--broken` applies one more diff to the scratch copy of the sources: negative controls of the tests
+(tests/native/broken) are such diffs, and never part of the series.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shlex
@@ -30,7 +34,7 @@ import vendor
 ROOT = vendor.ROOT
 PRESETS = ("native", "cpu", "exact", "cuda", "asan", "reference")
 REFERENCE_PATCHES = ("ggml-cpu-reference-arithmetic-for-exact-builds.patch",)
-KEEP_BUILDS = 12
+KEEP_BUILDS = 24
 
 
 def patches_of(preset: str, upto: str | None = None) -> list[str]:
@@ -42,9 +46,12 @@ def patches_of(preset: str, upto: str | None = None) -> list[str]:
     return vendor.select(series, only=REFERENCE_PATCHES) if preset == "reference" else vendor.select(series, upto)
 
 
-def entry(preset: str, names: Sequence[str]) -> Path:
+def entry(preset: str, names: Sequence[str], broken: Path | None = None) -> Path:
     """Folder of the cached build; it holds llama_dflash/ exactly as a wheel does."""
-    return vendor.cache_dir() / "native" / vendor.cache_key(preset, names)
+    key = vendor.cache_key(preset, names)
+    if broken is not None:
+        key += f"-{broken.stem}-{hashlib.sha256(broken.read_bytes()).hexdigest()[:8]}"
+    return vendor.cache_dir() / "native" / key
 
 
 def log(message: str) -> None:
@@ -109,7 +116,7 @@ def check_tools() -> None:
             raise vendor.VendorError(f"{tool} is not on PATH, and the build needs it: {fix}")
 
 
-def compile_into(preset: str, names: Sequence[str], dest: Path) -> None:
+def compile_into(preset: str, names: Sequence[str], dest: Path, broken: Path | None = None) -> None:
     """Unpack, patch, compile and install to `dest` (made in one rename)."""
     check_tools()
     digest = vendor.digest(names)
@@ -122,6 +129,8 @@ def compile_into(preset: str, names: Sequence[str], dest: Path) -> None:
     started_s = time.monotonic()
     tree = work / "src" / "llama.cpp"
     vendor.prepare(tree, names)
+    if broken is not None:
+        run_logged(["git", "-C", str(tree), "apply", "--verbose", str(broken.resolve())], log_file, os.environ)
     shutil.rmtree(tree / ".git")  # else every checkout time stamp triggers a reconfigure
     env = toolchain_env(work)
     prefix = work / "install"
@@ -139,21 +148,22 @@ def compile_into(preset: str, names: Sequence[str], dest: Path) -> None:
     log(f"built {preset} in {time.monotonic() - started_s:.0f} s -> {dest}")
 
 
-def build(preset: str, upto: str | None = None) -> Path:
+def build(preset: str, upto: str | None = None, broken: Path | None = None) -> Path:
     """Return the build's folder, compiling on first use.
 
     Args:
         preset: one of PRESETS.
         upto: last patch of the series to include; None for all.
+        broken: a diff to apply behind the series, for a negative control; None for none.
 
     Raises:
         vendor.VendorError: a step failed; the message names the log.
     """
     names = patches_of(preset, upto)
-    dest = entry(preset, names)
+    dest = entry(preset, names, broken)
     with vendor.locked(vendor.cache_dir() / "locks" / dest.name):
         if not (dest / "llama_dflash" / "BUILD_INFO.json").is_file():
-            compile_into(preset, names, dest)
+            compile_into(preset, names, dest, broken)
     os.utime(dest)
     drop_old_builds(dest.parent)
     return dest
@@ -172,17 +182,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=["build", "path"])
     parser.add_argument("preset", choices=PRESETS)
     parser.add_argument("--upto", help="last patch of the series to include")
+    parser.add_argument("--broken", type=Path, help="diff to apply behind the series, for a negative control")
     args = parser.parse_args(argv)
     # The environment that runs this script may hold cmake and ninja without being activated.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     try:
         if args.command == "path":
-            dest = entry(args.preset, patches_of(args.preset, args.upto))
+            dest = entry(args.preset, patches_of(args.preset, args.upto), args.broken)
             if not (dest / "llama_dflash" / "BUILD_INFO.json").is_file():
                 log(f"preset {args.preset} is not built; run 'python scripts/native.py build {args.preset}'")
                 return 1
         else:
-            dest = build(args.preset, args.upto)
+            dest = build(args.preset, args.upto, args.broken)
         info = json.loads((dest / "llama_dflash" / "BUILD_INFO.json").read_text())
         log(f"preset {args.preset}: {info['backend']} ({info['backend_reason']}), series {info['series_digest']}")
         print(dest)

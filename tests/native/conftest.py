@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,3 +24,17 @@ def probe(exact_build: Path) -> Path:
     path = exact_build / "tests" / "llama-dflash-probe"
     assert path.is_file(), f"{path} is missing: the build was configured without LLAMA_DFLASH_PROBE"
     return path
+
+
+@pytest.fixture(scope="session")
+def broken() -> Callable[[str], Path]:
+    """The exact build with tests/native/broken/NAME.patch behind the series: its package folder, from the build cache."""
+    root = Path(__file__).resolve().parents[2]
+
+    def build(name: str) -> Path:
+        command = [sys.executable, "scripts/native.py", "build", "exact", "--broken", f"tests/native/broken/{name}.patch"]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return Path(done.stdout.strip()) / "llama_dflash"
+
+    return build
