@@ -38,6 +38,7 @@ MAX_PACKAGE_CHARS = 9_000_000  # so that no package sets the style
 MAX_FILE_CHARS = 300_000
 MIN_LINE_CHARS = 24  # shorter lines are alike everywhere
 COPY_SHARE = 0.5  # a file with more known lines than this is a near-copy
+TOKENIZER_CHARS = 50_000_000  # enough for 4096 ids
 SEED = 20260
 # The pre-tokenizer that llama.cpp applies for tokenizer.ggml.pre = qwen35: merges must not cross its pieces.
 PIECES = (
@@ -187,6 +188,17 @@ def encode(tok: Any, texts: Sequence[str]) -> np.ndarray:
     return np.concatenate(parts) if parts else np.zeros(0, np.int16)
 
 
+def first_chars(texts: Sequence[str], n_chars: int) -> list[str]:
+    """The first texts, of about `n_chars` characters together."""
+    out: list[str] = []
+    for text in texts:
+        if n_chars <= 0:
+            break
+        out.append(text)
+        n_chars -= len(text)
+    return out
+
+
 def pack(ids: np.ndarray, path: Path) -> None:
     """Write ids as LZMA of little-endian int16."""
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": 1 << 28, "lc": 0, "lp": 1, "pb": 1}]
@@ -221,11 +233,11 @@ def build(wheels: Path, out: Path, max_tokens: int) -> dict[str, Any]:
     order.shuffle(train)
     order.shuffle(held)
     print(f"{len(train)} + {len(held)} files, {sum(map(len, train)) / 1e6:.1f} + {sum(map(len, held)) / 1e6:.1f} MB", flush=True)
-    tok = train_tokenizer(train[::4])
+    tok = train_tokenizer(train[:: max(1, sum(map(len, train)) // TOKENIZER_CHARS)])
     tok.save(str(out / "tokenizer.json"))
     summary: dict[str, Any] = {"seed": SEED, "files_dropped": dropped, "n_chars": {"train": sum(map(len, train))}}
     for name, texts in (("train", train), ("held", held)):
-        ids = encode(tok, texts)[:max_tokens]
+        ids = encode(tok, first_chars(texts, 4 * max_tokens))[:max_tokens]
         pack(ids, out / f"{name}.xz")
         summary[f"{name}_tokens"] = len(ids)
         print(f"{name}: {len(ids) / 1e6:.2f} M tokens, {(out / f'{name}.xz').stat().st_size / 2**20:.1f} MiB", flush=True)

@@ -98,7 +98,7 @@ def test_without_flash_attention(run: Run, name: str, unified: bool, prompt: tup
     """Masked cells between visible ones shift sums there, for siblings as for other sequences."""
     params = Params(flash=False, kv_unified=unified, n_seq_max=2)
     path = tree_models.path(name)
-    floor = run(tree_player.plain_noise, path, params, prompt, tree)
+    floor = run(tree_player.noise_floor, path, params)
     steps: list[Any] = [("decode", {0: prompt})] if prompt else []
     _, error = run(tree_player.play, path, params, [*steps, ("decode", {0: tree}), ("accept", 0, 1)], bitwise=False)
     assert error <= max(2 * floor, 1e-5)
@@ -110,7 +110,7 @@ def test_without_flash_attention(run: Run, name: str, unified: bool, prompt: tup
 def test_quantised_cache(run: Run, name: str, unified: bool, prompt: tuple[int, ...], tree: Tree) -> None:
     params = Params(type_k=Q8_0, type_v=Q8_0, kv_unified=unified, n_seq_max=2)
     path = tree_models.path(name)
-    floor = run(tree_player.plain_noise, path, params, prompt, tree)
+    floor = run(tree_player.noise_floor, path, params)
     steps: list[Any] = [("decode", {0: prompt})] if prompt else []
     _, error = run(tree_player.play, path, params, [*steps, ("decode", {0: tree}), ("accept", 0, 1)], bitwise=False)
     assert error <= 2 * floor

@@ -128,7 +128,7 @@ def test_removal_leaves_the_state_as_it_was(run: Run, name: str) -> None:
 @all_models
 def test_without_flash_attention(run: Run, name: str) -> None:
     params, path = Params(flash=False, n_seq_max=2), tree_models.path(name)
-    floor = run(tree_player.plain_noise, path, params, PROMPT, BUSHY)
+    floor = run(tree_player.noise_floor, path, params)
     _, error = run(tree_player.play, path, params, [("decode", {0: PROMPT}), ("decode", {0: BUSHY})], bitwise=False)
     assert error <= max(2 * floor, 1e-5)
 

@@ -31,7 +31,7 @@ def run() -> Run:
 @pytest.mark.parametrize("name", MODELS)
 def test_error_is_within_twice_the_noise(run: Run, name: str, shape: str, flash: bool) -> None:
     params, path, tree = Params(flash=flash, n_seq_max=2), tree_models.path(name), SHAPES[shape]
-    floor = run(tree_player.plain_noise, path, params, PROMPT, tree)
+    floor = run(tree_player.noise_floor, path, params)
     steps: list[Any] = [
         ("decode", {0: PROMPT}),
         ("decode", {0: tree}),
@@ -47,5 +47,5 @@ def test_error_is_within_twice_the_noise(run: Run, name: str, shape: str, flash:
 def test_the_rule_sees_a_wrong_token(run: Run) -> None:
     """Negative control: the error of another token in the path is far above the rule's bound."""
     params, path = Params(n_seq_max=2), tree_models.path("trained")
-    floor = run(tree_player.plain_noise, path, params, PROMPT, BUSHY)
+    floor = run(tree_player.noise_floor, path, params)
     assert run(tree_checks.error_of_a_wrong_ancestor, path, params) > 10 * max(2 * floor, 1e-5)
