@@ -34,7 +34,7 @@ import vendor
 ROOT = vendor.ROOT
 PRESETS = ("native", "cpu", "exact", "cuda", "asan", "reference")
 REFERENCE_PATCHES = ("ggml-cpu-reference-arithmetic-for-exact-builds.patch",)
-KEEP_BUILDS = 24
+KEEP_BUILDS = 32
 
 
 def patches_of(preset: str, upto: str | None = None) -> list[str]:

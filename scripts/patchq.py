@@ -7,7 +7,8 @@
     patchq.py index                   write patches/README.md
     patchq.py stats                   changed lines a patch
     patchq.py rebase-onto PIN         try the series on another pin, in vendor/next
-    patchq.py bisect-check [PRESET]   build every prefix of the series and run the tests its last patch names
+    patchq.py bisect-check [PRESET] [--since PATCH] [--out FILE]
+                                      build every prefix of the series and run the tests its last patch names
 
 Standard library only. The rules are in docs/patches.md.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import os
 import shutil
 import subprocess
@@ -240,21 +242,46 @@ def rebase_onto(pin_file: Path, root: Path = ROOT) -> str:
     return f"all patches apply; next: {finish}"
 
 
-def bisect_check(preset: str, root: Path = ROOT) -> list[str]:
-    """Build each prefix of the series and run the tests that its last patch names; returns the failures."""
-    failures = []
-    for name in vendor.read_series(root):
+def bisect_check(preset: str, root: Path = ROOT, since: str | None = None, out: Path | None = None) -> list[str]:
+    """Build each prefix of the series and run the tests that its last patch names; returns the failures.
+
+    Args:
+        preset: what to build.
+        root: the checkout.
+        since: first patch whose prefix is checked; None for all.
+        out: file for what was done, as JSON; None for none.
+    """
+    names = vendor.read_series(root)
+    if since is not None:
+        if since not in names:
+            raise vendor.VendorError(f"--since {since} is not in patches/series, expected a patch file name of it")
+        names = names[names.index(since) :]
+    failures, steps = [], []
+    for name in names:
         tests = patch_lint.test_paths(patch_lint.parse(root / "patches" / name))
         print(f"== up to {name}: {', '.join(tests) or 'no tests named'}", flush=True)
+        started_s = time.monotonic()
+        step = {"patch": name, "tests": tests, "builds": True, "result": "no tests named"}
+        steps.append(step)
         try:
             prefix = native.build(preset, upto=name)
         except vendor.VendorError as e:
+            step.update(builds=False, result=str(e))
             failures.append(f"{name}: does not build alone: {e}")
             continue
+        step["build_s"] = round(time.monotonic() - started_s)
+        if not tests:
+            continue
         env = {**os.environ, "LLAMA_DFLASH_NATIVE": str(prefix)}
-        done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", *tests], cwd=root, env=env) if tests else None
-        if done is not None and done.returncode:
+        command = [sys.executable, "-m", "pytest", "-q", "-x", *tests]
+        done = subprocess.run(command, cwd=root, env=env, stdout=subprocess.PIPE, text=True)
+        print(done.stdout, end="", flush=True)
+        step["result"] = done.stdout.strip().splitlines()[-1].strip("= ") if done.stdout.strip() else "no output"
+        if done.returncode:
             failures.append(f"{name}: its tests fail on the prefix that ends with it")
+    if out is not None:
+        digest = vendor.digest(vendor.read_series(root), root=root)
+        out.write_text(json.dumps({"preset": preset, "series_digest": digest, "failures": failures, "steps": steps}, indent=1) + "\n")
     return failures
 
 
@@ -268,7 +295,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     p_new.add_argument("subject")
     p_new.add_argument("-F", "--file", type=Path, help="file with the rest of the message")
     sub.add_parser("rebase-onto").add_argument("pin", type=Path)
-    sub.add_parser("bisect-check").add_argument("preset", nargs="?", default="exact", choices=native.PRESETS)
+    p_bisect = sub.add_parser("bisect-check")
+    p_bisect.add_argument("preset", nargs="?", default="exact", choices=native.PRESETS)
+    p_bisect.add_argument("--since", help="first patch whose prefix is checked")
+    p_bisect.add_argument("--out", type=Path, help="write what was done as JSON")
     args = parser.parse_args(argv)
     try:
         return run(args)
@@ -291,7 +321,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.command == "rebase-onto":
         print(rebase_onto(args.pin))
     elif args.command == "bisect-check":
-        found = bisect_check(args.preset)
+        found = bisect_check(args.preset, since=args.since, out=args.out)
     else:
         found = check()
         if not found:

@@ -43,7 +43,7 @@ class Trainer:
         self.head_loss: Any = torch.compile(head_loss) if args.compile else head_loss
         if args.compile:
             for block in self.model.blocks:
-                block.compile()
+                block.compile(dynamic=False)
         self.train, self.held = (torch.from_numpy(unpack(args.corpus / f"{n}.xz")).to(DEVICE) for n in ("train", "held"))
         self.window = torch.arange(args.seq + 1, device=DEVICE)
 
@@ -120,9 +120,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--out", type=Path, required=True)
     p.add_argument("--seconds", type=float, default=400)
     p.add_argument("--steps", type=int, help="a number of steps instead of seconds")
-    p.add_argument("--batch", type=int, default=32)
-    p.add_argument("--seq", type=int, default=2048)
-    p.add_argument("--lr", type=float, default=3e-3)
+    p.add_argument("--batch", type=int, default=64)
+    p.add_argument("--seq", type=int, default=1024)
+    p.add_argument("--lr", type=float, default=4e-3)
     p.add_argument("--every", type=int, default=200)
     p.add_argument("--adamw", action="store_true", help="AdamW for every tensor")
     p.add_argument("--small", action="store_true", help="a model for smoke tests")

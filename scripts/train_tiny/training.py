@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from train_tiny.muon import Muon
+
 PIECE_BYTES = 15 * 2**20  # files that come back from the training machine are at most 16 MiB each
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Model = TypeVar("Model", bound=nn.Module)
@@ -85,8 +87,7 @@ class Optimizers:
         fused = DEVICE == "cuda"
         self.all: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8, fused=fused)]
         if hidden:
-            muon = torch.optim.Muon(hidden, lr=lr, weight_decay=weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw")
-            self.all.append(muon)
+            self.all.append(Muon(hidden, lr, weight_decay))
         self.parameters = hidden + decayed + plain
 
     def step(self, scale: float) -> None:

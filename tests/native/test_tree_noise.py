@@ -32,6 +32,7 @@ def run() -> Run:
 def test_error_is_within_twice_the_noise(run: Run, name: str, shape: str, flash: bool) -> None:
     params, path, tree = Params(flash=flash, n_seq_max=2), tree_models.path(name), SHAPES[shape]
     floor = run(tree_player.noise_floor, path, params)
+    assert floor < (3.0 if name == "qwen35moe" else 0.1), "noise, not a defect (noise can change which experts are chosen)"
     steps: list[Any] = [
         ("decode", {0: PROMPT}),
         ("decode", {0: tree}),

@@ -93,8 +93,12 @@ class Reference:
         self.ctx.close()
         self.states.close()
 
+    def __del__(self) -> None:  # the cache below drops references
+        if hasattr(self, "states"):
+            self.close()
 
-@functools.lru_cache(maxsize=24)
+
+@functools.lru_cache(maxsize=8)
 def shared_reference(path: str, params: Params) -> Reference:
     """References are kept: to make one takes longer than most checks."""
     return Reference(path, params)
@@ -323,7 +327,7 @@ def noise_floor(path: str, params: Params) -> float:
     """
     one_by_one = dataclasses.replace(params, tree=0, n_seq_max=2, kv_unified=False)
     floor = 0.0
-    with Context(path, one_by_one) as clean, Context(path, dataclasses.replace(one_by_one, kv_unified=True)) as mixed:
+    with Context(path, one_by_one) as clean, Context(path, dataclasses.replace(one_by_one, kv_unified=True)) as both:
         for start, n_prompt, n_words in ((1, 3, 5), (40, 12, 16), (77, 40, 8), (5, 5, 33), (150, 120, 12)):
             text = [(start + i * i * 7 + 3 * i) % 300 for i in range(n_prompt + n_words)]
             prompt, words = text[:n_prompt], text[n_prompt:]
@@ -332,14 +336,14 @@ def noise_floor(path: str, params: Params) -> float:
             clean.clear()
             floor = max(floor, float(np.abs(clean.plain(0, text, 0) - want).max()))
             for width in (1, 2, 3, 4):
-                mixed.clear()
-                mixed.plain(0, prompt, 0)
+                both.clear()
+                both.plain(0, prompt, 0)
                 batch = Batch()
                 idxs: list[int] = []
                 for i, word in enumerate(words):
                     batch.plain(1, range(width), i * width)
                     idxs += batch.plain(0, [word], n_prompt + i)
-                assert mixed.process(batch) == 0
-                got = np.stack([mixed.logits(i) for i in idxs])
+                assert both.process(batch) == 0
+                got = np.stack([both.logits(i) for i in idxs])
                 floor = max(floor, float(np.abs(got - want[n_prompt:]).max()))
     return floor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -128,6 +129,19 @@ def test_bisect_check_needs_no_tests(filled: Queue, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(vendor, "read_series", lambda root: ["alpha-mine.patch"])
     assert patchq.bisect_check("exact", filled.root) == []
     assert built == ["alpha-mine.patch"]
+
+
+def test_bisect_check_of_the_last_patches_leaves_a_record(filled: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (filled.root / "tests" / "native" / "test_it.py").write_text("def test_it():\n    pass\n")
+    monkeypatch.setattr(patchq.native, "build", lambda preset, upto: Path("/built"))
+    out = tmp_path / "check.json"
+    assert patchq.bisect_check("exact", filled.root, since=BETA_PATCH, out=out) == []
+    record = json.loads(out.read_text())
+    assert [step["patch"] for step in record["steps"]] == [BETA_PATCH]
+    assert record["steps"][0]["result"].startswith("1 passed")
+    assert (record["preset"], record["failures"]) == ("exact", [])
+    with pytest.raises(vendor.VendorError, match=r"--since other\.patch is not in patches/series"):
+        patchq.bisect_check("exact", filled.root, since="other.patch")
 
 
 def test_stats(filled: Queue) -> None:
