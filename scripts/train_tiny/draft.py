@@ -91,7 +91,7 @@ class BlockConv(nn.Module):
 
     @staticmethod
     def apply_taps(x: Tensor, taps: Tensor) -> Tensor:
-        """x `[B, A, b, n]` with taps `[CONV_TAPS, B, A, b, n]`; the token before the block counts as zero."""
+        """X `[B, A, b, n]` with taps `[CONV_TAPS, B, A, b, n]`; the token before the block counts as zero."""
         return taps[0] * x + taps[1] * F.pad(x[:, :, :-1], (0, 0, 1, 0))
 
 
@@ -131,7 +131,7 @@ class DraftLayer(nn.Module):
         return out
 
     def forward(self, x: Tensor, pos: Tensor, context: Tensor, visible: Tensor) -> Tensor:
-        """x `[B, A, b, n]`, context `[B, T, n]` -> `[B, A, b, n]`."""
+        """X `[B, A, b, n]`, context `[B, T, n]` -> `[B, A, b, n]`."""
         h = self.attn_norm(x)
         if self.attn_conv is None or self.ffn_conv is None:
             x = x + self.attention(h, pos, context, visible).to(x.dtype)

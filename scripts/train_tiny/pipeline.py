@@ -23,7 +23,7 @@ import torch
 
 from train_tiny import train_draft, train_target
 from train_tiny.corpus import unpack
-from train_tiny.pool import Pool, make_pool
+from train_tiny.pool import make_pool
 from train_tiny.target import Target, TargetConfig
 from train_tiny.training import DEVICE, load_model
 
@@ -71,7 +71,10 @@ class Pipeline:
     def draft(self, kind: str, seconds: float) -> None:
         """Train one draft."""
         paths = ["--target", str(self.work / "target"), "--pool", str(self.work / "pool.npz"), "--out", str(self.work / kind)]
-        args = train_draft.parser().parse_args([kind, *paths, "--seconds", str(seconds), *self.extra()])
+        more = ["--batch", "32"] if kind == "mtp" else []
+        more += ["--init", str(self.work / "dflash")] if kind == "dflash2" and self.args.init else []
+        more += ["--no-compile"] if self.args.eager else []
+        args = train_draft.parser().parse_args([kind, *paths, "--seconds", str(seconds), *more, *self.extra()])
         self.shared = train_draft.run(args, self.shared)
 
     def run(self, stage: str) -> None:
@@ -123,6 +126,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--every", type=int, default=200)
     p.add_argument("--steps", type=int, help="steps of every training, for smoke tests")
     p.add_argument("--batch", type=int, help="batch of every training, for smoke tests")
+    p.add_argument("--init", action="store_true", help="begin dflash2 with dflash's weights")
+    p.add_argument("--eager", action="store_true", help="drafts without torch.compile: for runs too short to pay for it")
     p.add_argument("--go-on", action="store_true", help="after a failed stage try the others")
     args = p.parse_args(argv)
     if args.restore:

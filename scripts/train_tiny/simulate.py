@@ -81,7 +81,7 @@ def first_wrong(right: Tensor) -> list[int]:
 @torch.no_grad()
 def record_draft(target: Target, draft: Draft, text: Tensor, anchors: Tensor, size: int) -> Record:
     """Ask a DFlash or DFlash2 draft with blocks of `size` at the anchors of one text `[T]`."""
-    hidden, taps = target(text[None], taps=draft.c.target_layers)
+    _, taps = target(text[None], taps=draft.c.target_layers)
     block = block_ids(text[None], anchors[None], size, draft.c.mask_id)
     h = draft(target.embed(block), torch.cat(taps, -1), anchors[None])[0, :, 1:]
     logits, labels = target.head(h), labels_of(text, anchors, size - 1)

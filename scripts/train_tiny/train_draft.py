@@ -30,6 +30,7 @@ from train_tiny.training import (
     Report,
     autocast,
     load_model,
+    load_weights,
     prefix_weights,
     save_model,
     schedule,
@@ -84,6 +85,9 @@ class DraftTask:
         self.config: Any = draft_config(args.kind, target.c)
         self.taps = self.config.target_layers
         self.model: Any = Draft(self.config).to(DEVICE)
+        if args.init:
+            known = {k: v.float() for k, v in load_weights(args.init)[1].items()}
+            self.model.load_state_dict(known, strict=False)  # a DFlash2 draft lacks nothing but convolutions and selector then
 
     def parts(self) -> Sequence[nn.Module]:
         """Modules to compile one by one."""
@@ -239,6 +243,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--target", type=Path, required=True)
     p.add_argument("--pool", type=Path, required=True)
     p.add_argument("--out", type=Path, required=True)
+    p.add_argument("--init", type=Path, help="begin with the weights of another draft, such as dflash for dflash2")
     p.add_argument("--seconds", type=float, default=300)
     p.add_argument("--steps", type=int, help="a number of steps instead of seconds")
     p.add_argument("--batch", type=int, default=96)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train the target on the corpus; the learning rate follows the wall clock, so a run ends on time.
 
-    python -m train_tiny.train_target --corpus DIR --out PREFIX [--seconds 400]
+python -m train_tiny.train_target --corpus DIR --out PREFIX [--seconds 400]
 """
 
 from __future__ import annotations
