@@ -100,11 +100,16 @@ def bars_of(temperature: str, texts: dict[str, Texts]) -> list[dict[str, Any]]:
 def summary(result: dict[str, Any], temperature: str) -> dict[str, Any]:
     """Everything about one temperature."""
     texts = result["texts"]
+    per_slot = {p: [round(v / result["n_rounds"][p], 4) for v in row] for p, row in result["accepted"].items() if "chain" in p}
+    hits = {
+        name: {f"top{k}": [round(v / result["n_anchors"][name], 4) for v in row] for k, row in zip((1, 4, 8), rows, strict=True)}
+        for name, rows in result["hits"].items()
+    }
     return {
         "tokens_per_round": {policy: figure(rows) for policy, rows in texts.items()},
-        "accepted_per_slot": {p: row for p, row in result["accepted_per_slot"].items() if "chain" in p},
-        "hit_rates": result["hit_rates"],
-        "repetition_rate": result["repetition_rate"],
+        "accepted_per_slot": per_slot,
+        "hit_rates": hits,
+        "repetition_rate": round(sum(result["repeats"]) / len(result["repeats"]), 4),
         "bars": bars_of(temperature, texts),
     }
 

@@ -39,6 +39,7 @@ class Pipeline:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.work: Path = args.work
+        self.until = time.monotonic() + args.limit_s if args.limit_s else None
         self.shared: train_draft.Data | None = None  # features are the same for dflash and dflash2
 
     def is_done(self, stage: str) -> bool:
@@ -55,6 +56,7 @@ class Pipeline:
         out = ["--every", str(self.args.every)]
         out += ["--steps", str(self.args.steps)] if self.args.steps else []
         out += ["--batch", str(self.args.batch)] if self.args.batch else []
+        out += ["--until", str(self.until)] if self.until else []
         return out
 
     def pool(self) -> None:
@@ -128,6 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--batch", type=int, help="batch of every training, for smoke tests")
     p.add_argument("--init", action="store_true", help="begin dflash2 with dflash's weights")
     p.add_argument("--eager", action="store_true", help="drafts without torch.compile: for runs too short to pay for it")
+    p.add_argument("--limit-s", type=float, help="training ends this long after the start, whatever its stage was given")
     p.add_argument("--go-on", action="store_true", help="after a failed stage try the others")
     args = p.parse_args(argv)
     if args.restore:

@@ -12,11 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import defaultdict
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -130,36 +129,44 @@ def tree_rounds(record: Record, shape: TreeShape, n_tokens: int, pairwise: bool)
 
 @dataclass
 class Tally:
-    """Sums over texts."""
+    """Sums over texts; plain lists and numbers, so that a run can stop and go on.
 
-    rounds: dict[str, list[dict[str, int]]] = field(default_factory=lambda: defaultdict(list))
-    accepted_at: dict[str, list[int]] = field(default_factory=dict)
-    n_rounds: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    hits: dict[str, Tensor] = field(default_factory=dict)
-    n_hits: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    Attributes:
+        texts: per policy, rounds and tokens of every text.
+        accepted: per policy, rounds that accepted the draft of each slot.
+        n_rounds: per policy, rounds.
+        hits: per draft, how often the true token was among the best k at each slot, `[len(HITS)][S]`.
+        n_anchors: per draft, anchors counted in `hits`.
+        repeats: repetition rate of every text.
+        done: prompts that are finished.
+    """
+
+    texts: dict[str, list[dict[str, int]]] = field(default_factory=dict)
+    accepted: dict[str, list[int]] = field(default_factory=dict)
+    n_rounds: dict[str, int] = field(default_factory=dict)
+    hits: dict[str, list[list[int]]] = field(default_factory=dict)
+    n_anchors: dict[str, int] = field(default_factory=dict)
+    repeats: list[float] = field(default_factory=list)
+    done: list[int] = field(default_factory=list)
 
     def add(self, policy: str, prompt: int, seed: int, accepted: Sequence[int], n_slots: int) -> None:
         """One text played with one policy."""
-        self.rounds[policy].append({"prompt": prompt, "seed": seed, "rounds": len(accepted), "emitted": sum(accepted) + len(accepted)})
-        row = self.accepted_at.setdefault(policy, [0] * n_slots)
+        row = {"prompt": prompt, "seed": seed, "rounds": len(accepted), "emitted": sum(accepted) + len(accepted)}
+        self.texts.setdefault(policy, []).append(row)
+        sums = self.accepted.setdefault(policy, [0] * n_slots)
         for n in accepted:
             for k in range(n):
-                row[k] += 1
-        self.n_rounds[policy] += len(accepted)
+                sums[k] += 1
+        self.n_rounds[policy] = self.n_rounds.get(policy, 0) + len(accepted)
 
     def add_hits(self, name: str, record: Record) -> None:
         """Hit rates of one text."""
         truth = torch.tensor(record.truth)
-        rows = torch.stack([((truth >= 0) & (truth < k)).float().sum(0) for k in HITS])
-        self.hits[name] = self.hits[name] + rows if name in self.hits else rows
-        self.n_hits[name] += len(truth)
-
-    def result(self) -> dict[str, Any]:
-        """JSON-ready."""
-        hits = {n: {f"top{k}": [round(v, 4) for v in (row / self.n_hits[n]).tolist()] for k, row in zip(HITS, h, strict=True)}
-                for n, h in self.hits.items()}  # fmt: skip
-        per_slot = {p: [round(v / self.n_rounds[p], 4) for v in row] for p, row in self.accepted_at.items()}
-        return {"texts": dict(self.rounds), "accepted_per_slot": per_slot, "hit_rates": hits}
+        rows = torch.stack([((truth >= 0) & (truth < k)).sum(0) for k in HITS])
+        if name in self.hits:
+            rows = rows + torch.tensor(self.hits[name])
+        self.hits[name] = rows.tolist()
+        self.n_anchors[name] = self.n_anchors.get(name, 0) + len(truth)
 
 
 @dataclass(frozen=True)
@@ -171,16 +178,17 @@ class Options:
     spines: Sequence[int]
     top_k: int
     mtp_slots: Sequence[int]
+    blocks: Sequence[int]
 
 
 class Models:
     """Target and whatever drafts are in a folder, float32."""
 
-    def __init__(self, weights: Path) -> None:
+    def __init__(self, weights: Path, drafts: Sequence[str]) -> None:
         self.target = load_model(Target, TargetConfig, weights / "target").eval().requires_grad_(False)
         self.drafts = {n: load_model(Draft, DraftConfig, weights / n).eval().requires_grad_(False)
-                       for n in ("dflash", "dflash2") if (weights / f"{n}.json").exists()}  # fmt: skip
-        has_mtp = (weights / "mtp.json").exists()
+                       for n in ("dflash", "dflash2") if n in drafts and (weights / f"{n}.json").exists()}  # fmt: skip
+        has_mtp = "mtp" in drafts and (weights / "mtp.json").exists()
         self.mtp = load_model(MtpHead, TargetConfig, weights / "mtp").eval().requires_grad_(False) if has_mtp else None
 
 
@@ -189,7 +197,7 @@ def play_text(models: Models, text: Tensor, n_prompt: int, where: tuple[int, int
     n = options.n_tokens
     anchors = torch.arange(n_prompt, n_prompt + n - 1, device=DEVICE)
     for name, draft in models.drafts.items():
-        for size in (draft.c.block_size, draft.c.block_size // 2):
+        for size in options.blocks:
             record, slots = record_draft(models.target, draft, text, anchors, size), size - 1
             tally.add_hits(f"{name} block {size}", record)
             tally.add(f"{name} chain {slots}", *where, play(record.chain.__getitem__, n), slots)
@@ -207,25 +215,33 @@ def play_text(models: Models, text: Tensor, n_prompt: int, where: tuple[int, int
             tally.add(f"mtp chain {slots}", *where, play(capped.__getitem__, n), slots)
 
 
-def simulate(models: Models, prompts: Sequence[Sequence[int]], temperature: float, n_seeds: int, options: Options) -> dict[str, Any]:
-    """All prompts at one temperature."""
-    tally, repeats = Tally(), []
+def simulate(
+    models: Models, prompts: Sequence[Sequence[int]], temperature: float, n_seeds: int, options: Options, tally: Tally, until: float
+) -> bool:
+    """Play the prompts that are not done yet; False when the time was up before."""
     for i, prompt in enumerate(prompts):
+        if i in tally.done:
+            continue
+        if time.monotonic() > until:
+            return False
         torch.manual_seed(1000 * i + 17)
         texts = write_texts(models.target, prompt, temperature, n_seeds, options.n_tokens + LOOKAHEAD)
         for seed, text in enumerate(texts):
-            repeats.append(repetition_rate(text[len(prompt) : len(prompt) + options.n_tokens].tolist()))
+            tally.repeats.append(repetition_rate(text[len(prompt) : len(prompt) + options.n_tokens].tolist()))
             play_text(models, text, len(prompt), (i, seed), options, tally)
-    return tally.result() | {"repetition_rate": round(sum(repeats) / len(repeats), 4)}
+        tally.done.append(i)
+    return True
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate at temperatures 0 and 0.8."""
+def parser() -> argparse.ArgumentParser:
+    """Options."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--weights", type=Path, required=True)
     p.add_argument("--tokenizer", type=Path, required=True)
     p.add_argument("--prompts", type=Path, nargs="+", required=True)
-    p.add_argument("--out", type=Path, required=True)
+    p.add_argument("--out", type=Path, required=True, help="an unfinished file is continued")
+    p.add_argument("--drafts", default="dflash,dflash2,mtp")
+    p.add_argument("--blocks", type=int, nargs="+", default=[16, 8])
     p.add_argument("--n-prompts", type=int, help="of every file")
     p.add_argument("--n-tokens", type=int, default=128)
     p.add_argument("--seeds", type=int, default=10, help="texts per prompt at temperature 0.8")
@@ -233,20 +249,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--spines", type=int, nargs="*", default=[0])
     p.add_argument("--top-k", type=int, default=N_CANDIDATES)
     p.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
-    args = p.parse_args(argv)
+    p.add_argument("--seconds", type=float, default=1e9, help="stop after this time; run again to go on")
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Simulate at temperatures 0 and 0.8; exit status 3 when there is more to do."""
+    args = parser().parse_args(argv)
     torch.set_num_threads(1)
     torch.backends.cuda.matmul.allow_tf32 = False
+    until = time.monotonic() + args.seconds
     tokenizer = Tokenizer.from_file(str(args.tokenizer))
     texts = [entry["text"] for path in args.prompts for entry in json.loads(path.read_text())["prompts"][: args.n_prompts]]
     prompts = [tokenizer.encode(text).ids for text in texts]
-    options = Options(args.n_tokens, args.budgets, args.spines, args.top_k, (3, 7))
-    models, out = Models(args.weights), {}
-    for temperature in args.temperatures:
-        out[str(temperature)] = simulate(models, prompts, temperature, args.seeds if temperature else 1, options)
-        print(f"temperature {temperature} done", flush=True)
+    options = Options(args.n_tokens, args.budgets, args.spines, args.top_k, (3, 7), args.blocks)
+    models = Models(args.weights, args.drafts.split(","))
+    known = json.loads(args.out.read_text())["temperatures"] if args.out.exists() else {}
+    tallies = {str(t): Tally(**known.get(str(t), {})) for t in args.temperatures}
+    finished = True
+    for t in args.temperatures:
+        finished &= simulate(models, prompts, t, args.seeds if t else 1, options, tallies[str(t)], until)
     shapes = {"n_tokens": args.n_tokens, "top_k": args.top_k, "n_prompts": len(prompts), "seeds": args.seeds}
-    args.out.write_text(json.dumps({"options": shapes, "temperatures": out}) + "\n")
-    return 0
+    out = {"options": shapes, "temperatures": known | {t: asdict(tally) for t, tally in tallies.items()}}
+    args.out.write_text(json.dumps(out) + "\n")
+    print({t: f"{len(tally.done)} of {len(prompts)} prompts" for t, tally in tallies.items()}, flush=True)
+    return 0 if finished else 3
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from train_tiny.training import (
     prefix_weights,
     save_model,
     schedule,
+    seconds_left,
     soft_cross_entropy,
 )
 
@@ -214,7 +215,7 @@ def run(args: argparse.Namespace, data: Data | None = None) -> Data:
     n_parameters = sum(p.numel() for p in task.model.parameters())
     print(f"{args.kind}: {n_parameters / 1e6:.2f} M parameters, ready after {time.monotonic() - began:.0f} s", flush=True)
     report, start = Report(args.kind, args.every), time.monotonic()
-    for scale in schedule(args.seconds, args.steps):
+    for scale in schedule(seconds_left(args.seconds, args.until), args.steps):
         with autocast():
             values = task.loss(data, report.n)
         values[0].backward()
@@ -245,6 +246,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--out", type=Path, required=True)
     p.add_argument("--init", type=Path, help="begin with the weights of another draft, such as dflash for dflash2")
     p.add_argument("--seconds", type=float, default=300)
+    p.add_argument("--until", type=float, help="end by this time of the monotonic clock")
     p.add_argument("--steps", type=int, help="a number of steps instead of seconds")
     p.add_argument("--batch", type=int, default=96)
     p.add_argument("--anchors", type=int, default=48, help="blocks of 16 per text; twice as many of 8")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from train_tiny.corpus import unpack
 from train_tiny.target import SMALL, Target, TargetConfig
-from train_tiny.training import DEVICE, Optimizers, Report, autocast, save_model, schedule
+from train_tiny.training import DEVICE, Optimizers, Report, autocast, save_model, schedule, seconds_left
 
 SEED = 11
 
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     trainer.warm_up()
     print(f"target: {n_parameters / 1e6:.2f} M parameters, compiled after {time.monotonic() - began:.0f} s", flush=True)
     report, start = Report("target", args.every), time.monotonic()
-    for scale in schedule(args.seconds, args.steps):
+    for scale in schedule(seconds_left(args.seconds, args.until), args.steps):
         loss = trainer.loss(trainer.batch())
         loss.backward()
         trainer.optimizer.step(scale)
@@ -119,6 +119,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--corpus", type=Path, required=True)
     p.add_argument("--out", type=Path, required=True)
     p.add_argument("--seconds", type=float, default=400)
+    p.add_argument("--until", type=float, help="end by this time of the monotonic clock")
     p.add_argument("--steps", type=int, help="a number of steps instead of seconds")
     p.add_argument("--batch", type=int, default=64)
     p.add_argument("--seq", type=int, default=1024)

@@ -116,9 +116,12 @@ def schedule(seconds: float, max_steps: int | None, warmup: float = 0.03) -> Ite
         step += 1
 
 
-def soft_cross_entropy(
-    logits: Tensor, labels: Tensor, teacher: Tensor, temperature: Tensor
-) -> tuple[Tensor, Tensor]:
+def seconds_left(wanted: float, until: float | None) -> float:
+    """The wanted training time, cut so that it ends at `until` on the monotonic clock."""
+    return wanted if until is None else max(1.0, min(wanted, until - time.monotonic()))
+
+
+def soft_cross_entropy(logits: Tensor, labels: Tensor, teacher: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
     """Cross-entropy against the target's own distribution, which has less noise than the token it drew.
 
     Args:
