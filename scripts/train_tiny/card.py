@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "data": json.loads(args.packages.read_text()),
     }
     args.out.write_text(json.dumps(card, indent=1) + "\n")
-    for t in card["simulated"].values():  # type: ignore[attr-defined]
+    for t in card["simulated"].values():
         for bar in t["bars"]:
             print(f"{'met ' if bar['met'] else 'MISS'} {bar['what']}: {bar['value']} (lower {bar['lower_bound']}), bar {bar['bar']}")
     return 0
