@@ -6,8 +6,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tree_lib import worker
 
 from llama_dflash.builds import Build
 
@@ -38,3 +40,9 @@ def broken() -> Callable[[str], Path]:
         return Path(done.stdout.strip()) / "llama_dflash"
 
     return build
+
+
+@pytest.fixture(scope="session")
+def run(exact: Build) -> Callable[..., Any]:
+    """Run a function in the worker that has the exact build loaded."""
+    return worker(exact.package).run

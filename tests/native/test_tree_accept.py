@@ -13,20 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_tree_attention import PENDING, START
 from tree_checks import BUSHY, PROMPT, STAR
-from tree_lib import Params, Tree, chain, worker
+from tree_lib import Params, Tree, chain
 from tree_strategies import FIXED, contexts, prompts, rounds, trees
-
-from llama_dflash.builds import Build
 
 Run = Callable[..., Any]
 random_models = pytest.mark.parametrize("name", tree_models.HYBRID)
 all_models = pytest.mark.parametrize("name", [*tree_models.HYBRID, "trained"])
 caches = pytest.mark.parametrize("unified", [False, True], ids=["cache each", "one cache"])
-
-
-@pytest.fixture(scope="module")
-def run(exact: Build) -> Run:
-    return worker(exact.package).run
 
 
 @st.composite

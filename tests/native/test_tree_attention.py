@@ -12,19 +12,12 @@ import tree_player
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tree_checks import BUSHY, PROMPT, STAR
-from tree_lib import Q8_0, Params, Tree, chain, worker
+from tree_lib import Q8_0, Params, Tree, chain
 from tree_strategies import FIXED, contexts, prompts, rounds, trees
-
-from llama_dflash.builds import Build
 
 Run = Callable[..., Any]
 both = pytest.mark.parametrize("name", tree_models.ATTENTION)
 caches = pytest.mark.parametrize("unified", [False, True], ids=["cache each", "one cache"])
-
-
-@pytest.fixture(scope="module")
-def run(exact: Build) -> Run:
-    return worker(exact.package).run
 
 
 @st.composite

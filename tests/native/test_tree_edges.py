@@ -10,19 +10,12 @@ import tree_checks
 import tree_models
 import tree_player
 from tree_checks import BUSHY, PROMPT, STAR
-from tree_lib import Params, worker
-
-from llama_dflash.builds import Build
+from tree_lib import Params
 
 Run = Callable[..., Any]
 MODELS = (*tree_models.HYBRID, "trained", "qwen3", "gemma3")
 every_model = pytest.mark.parametrize("name", MODELS)
 caches = pytest.mark.parametrize("unified", [False, True], ids=["cache each", "one cache"])
-
-
-@pytest.fixture(scope="module")
-def run(exact: Build) -> Run:
-    return worker(exact.package).run
 
 
 @every_model

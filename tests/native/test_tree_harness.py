@@ -12,15 +12,8 @@ import tree_checks
 import tree_models
 import tree_player
 from hypothesis import given
-from tree_lib import CheckFailed, Params, Tree, WorkerDied, chain, worker
+from tree_lib import CheckFailed, Params, Tree, WorkerDied, chain
 from tree_strategies import FIXED, trees
-
-from llama_dflash.builds import Build
-
-
-@pytest.fixture(scope="module")
-def run(exact: Build) -> Callable[..., Any]:
-    return worker(exact.package).run
 
 
 @pytest.mark.parametrize("name", [*tree_models.HYBRID, *tree_models.ATTENTION, "trained"])
