@@ -13,8 +13,17 @@ EXACT_FLAGS = ("-fa", "on")
 def model_flags(config: RunConfig) -> list[str]:
     """Target and draft flags; `config` must be checked, so that n_max is set."""
     flags = ["-m", str(config.target)]
-    if config.draft is not None:
-        flags += ["-md", str(config.draft), "--spec-type", config.spec_type, "--spec-draft-n-max", str(config.n_max)]
+    if config.draft is None:
+        return flags
+    flags += ["-md", str(config.draft), "--spec-type", config.spec_type, "--spec-draft-n-max", str(config.n_max)]
+    chosen = {
+        "--spec-draft-tree": config.budget,
+        "--spec-draft-top-k": config.top_k,
+        "--spec-draft-spine": config.spine,
+        "--spec-rollback": config.rollback,
+    }
+    for name, value in chosen.items():
+        flags += [name, str(value)] if value is not None else []
     return flags
 
 

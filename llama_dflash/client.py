@@ -88,7 +88,7 @@ class Client:
             return False
 
     def effective_mode(self) -> dict[str, Any]:
-        """What the server really does: `{"mode", "types", "draft", "n_max", "reason", "str"}`.
+        """What the server really does: `{"mode", "types", "draft", "n_max", "budget", "top_k", "rollback", "reason", "str"}`.
 
         The unpatched llama-server does not tell; its mode is then `unknown`.
         """
@@ -99,6 +99,10 @@ class Client:
             if "HTTP 401" in str(e):  # a key that we were not given
                 return unknown
             raise
+
+    def n_ctx(self) -> int:
+        """Context of one slot, in tokens; raises ServerError."""
+        return int(self.get("/props")["default_generation_settings"]["n_ctx"])
 
     def complete(
         self, prompt: str | list[int], n_predict: int, sampling: Sampling, i_prompt: int = 0, **fields: Any

@@ -94,11 +94,17 @@ def write(folder: Path, result: dict[str, Any], job: Job, passes: dict[str, Pass
     return files
 
 
+def label(mode: str, figures: dict[str, Any]) -> str:
+    """A mode with its size: the nodes of a tree, the length of a chain."""
+    size = figures.get("budget", figures.get("n_max"))
+    return mode if size is None else f"{mode} {size}"
+
+
 def rows(result: dict[str, Any]) -> list[list[str]]:
     """Table cells, the heading first."""
     out = [["mode", "tokens/round", "rounds", "tok/s", "± MAD", "ms/round", "equal to AR"]]
     for mode, m in result["modes"].items():
-        name = f"{mode} {m['n_max']}" if "n_max" in m else mode
+        name = label(mode, m)
         equal = f"{m['identical']} of {result['prompts']}" if "identical" in m else "-"
         speed = (f"{m['tok_s']:.1f}", f"{m['tok_s_mad']:.1f}" if len(m["tok_s_repeats"]) > 1 else "-")
         out.append([name, f"{m['mean_accepted']:.2f}", str(m["rounds"]), *speed, f"{m['ms_per_round']:.2f}", equal])
@@ -143,14 +149,15 @@ def plot(path: Path, result: dict[str, Any]) -> None:
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     modes = result["modes"]
-    left.bar(list(modes), [m["tok_s"] for m in modes.values()], yerr=[m["tok_s_mad"] for m in modes.values()], capsize=4)
+    names = [label(mode, m) for mode, m in modes.items()]
+    left.bar(names, [m["tok_s"] for m in modes.values()], yerr=[m["tok_s_mad"] for m in modes.values()], capsize=4)
     left.set_ylabel("tokens / s (median, MAD)")
     for mode, m in modes.items():
         if m.get("accept_per_position"):
             positions = range(1, len(m["accept_per_position"]) + 1)
-            right.plot(positions, m["accept_per_position"], marker="o", label=f"{mode}, {m['mean_accepted']:.2f} tokens / round")
+            right.plot(positions, m["accept_per_position"], marker="o", label=f"{label(mode, m)}, {m['mean_accepted']:.2f} tokens / round")
             right.legend()
-    right.set_xlabel("draft position")
+    right.set_xlabel("draft position (in a tree: depth)")
     right.set_ylabel("accepted share of rounds")
     right.set_ylim(0, 1)
     figure.suptitle(f"{result['models']['target']['name']}, {result['build']['backend']}, {result['prompts']} prompts")

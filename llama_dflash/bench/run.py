@@ -32,28 +32,32 @@ class Job:
 
 @dataclass
 class Pass:
-    """One mode, all prompts, once."""
+    """One mode, all prompts, once.
+
+    Attributes:
+        effective: Client.effective_mode of the server.
+        completions: one a prompt.
+        n_ctx: context of the server's slot in tokens.
+    """
 
     effective: dict[str, Any]
     completions: list[Completion] = field(default_factory=list)
+    n_ctx: int = 0
 
 
 def run_pass(build: Build, config: RunConfig, job: Job, on_done: Callable[[], None] = lambda: None) -> Pass:
     """Start a server for `config`, run all prompts one after the other, stop it.
 
     Raises:
-        DFlashError: the server does not draft though the mode asks for it, or a prompt yields no tokens.
+        DFlashError: the server does not draft as `config` asks, or a prompt yields no tokens.
     """
     # One slot: the figures are those of a single stream.
     flags = ("-np", "1", *job.server_flags)
     with Server(build, config, extra=flags) as server:
         effective = server.client.effective_mode()
-        if effective["mode"] != config.mode and (effective["mode"], config.mode) != ("unknown", "ar"):
-            raise DFlashError(
-                f"the server runs in mode {effective['mode']}, expected {config.mode}: {effective['reason']}",
-                "see its log with 'llama-dflash serve'",
-            )
-        result = Pass(effective)
+        if problem := config.difference(effective):
+            raise DFlashError(problem, "see its log with 'llama-dflash serve -v'")
+        result = Pass(effective, n_ctx=server.client.n_ctx())
         for i, case in enumerate(job.cases):
             fields = {"ignore_eos": True} if job.ignore_eos else {}
             done = server.client.complete(case.text, job.n_predict, job.sampling, i, **fields)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llama_dflash.bench.run import Pass
+from llama_dflash.spec import RunConfig
 
 
 def median_and_mad(values: Sequence[float]) -> tuple[float, float]:
@@ -31,9 +32,20 @@ def mean_accepted(result: Pass) -> float:
     return (n_emitted(result) - len(result.completions)) / rounds if rounds else 0.0
 
 
+def count(result: Pass, name: str) -> int:
+    """Sum of a count in the server's timings; a server that does not count gives 0."""
+    return sum(int(c.timings.get(name, 0)) for c in result.completions)
+
+
+def nodes_per_round(result: Pass) -> float:
+    """Drafted tokens per drafted round: the length of a chain, the nodes of a tree without its root."""
+    rounds = count(result, "draft_n_rounds")
+    return count(result, "draft_n") / rounds if rounds else 0.0
+
+
 def accept_per_position(result: Pass) -> list[float]:
-    """Share of drafted rounds that accepted the draft at each position, `[n_max]`."""
-    rounds = sum(int(c.timings.get("draft_n_rounds", 0)) for c in result.completions)
+    """Share of drafted rounds that accepted the draft at each position (in a tree: depth), `[n_max]`."""
+    rounds = count(result, "draft_n_rounds")
     counts: list[int] = []
     for c in result.completions:
         row = [int(n) for n in c.timings.get("draft_n_accepted_per_pos", [])]
@@ -64,7 +76,7 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
     return None if len(a) == len(b) else min(len(a), len(b))
 
 
-def mode_figures(passes: Sequence[Pass]) -> dict[str, Any]:
+def mode_figures(passes: Sequence[Pass], config: RunConfig) -> dict[str, Any]:
     """The JSON object of one mode from its repeats; acceptance comes from the first, times from all."""
     first = passes[0]
     speed, speed_mad = median_and_mad([tok_s(p) for p in passes])
@@ -80,9 +92,16 @@ def mode_figures(passes: Sequence[Pass]) -> dict[str, Any]:
         "mean_accepted": round(mean_accepted(first), 4),
         "effective": first.effective,
     }
-    if first.effective["mode"] not in ("ar", "unknown"):
-        out["n_max"] = first.effective["n_max"]
-        out["drafted"] = sum(int(c.timings.get("draft_n", 0)) for c in first.completions)
-        out["accepted"] = sum(int(c.timings.get("draft_n_accepted", 0)) for c in first.completions)
-        out["accept_per_position"] = accept_per_position(first)
+    if first.effective["mode"] in ("ar", "unknown"):
+        return out
+    out["n_max"] = first.effective["n_max"]
+    if first.effective["mode"] == "tree":
+        # llama.cpp does not tell the spine; 0 is its default.
+        out |= {"budget": first.effective["budget"], "top_k": first.effective["top_k"], "spine": config.spine or 0}
+    if "rollback" in first.effective:
+        out["rollback"] = first.effective["rollback"]
+    out["drafted"] = count(first, "draft_n")
+    out["accepted"] = count(first, "draft_n_accepted")
+    out["nodes_per_round"] = round(nodes_per_round(first), 4)
+    out["accept_per_position"] = accept_per_position(first)
     return out

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,12 +17,31 @@ from llama_dflash.bench.run import Job
 from llama_dflash.builds import INSTALLED, PRESETS
 from llama_dflash.client import Sampling
 from llama_dflash.errors import UsageError
-from llama_dflash.spec import RunConfig
+from llama_dflash.spec import ROLLBACKS, RunConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 EMBEDDED_TARGET = "models/tiny-target.gguf"
 EMBEDDED_DRAFT = "models/tiny-draft.gguf"
+DEFAULT_BUDGET = 15
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the model options say, unchecked; the names are RunConfig's."""
+
+    model: Path | None = None
+    draft: Path | None = None
+    n_max: int | None = None
+    budget: int | None = None
+    top_k: int | None = None
+    spine: int | None = None
+    rollback: str | None = None
+
+    def given(self, *names: str) -> str:
+        """The first of the options `names` that was given, as `--name is value`; empty if none was."""
+        values = ((name, getattr(self, name)) for name in names)
+        return next((f"--{name.replace('_', '-')} is {value}" for name, value in values if value is not None), "")
 
 
 def _stacked(*decorators: Callable[[F], F]) -> Callable[[F], F]:
@@ -42,12 +63,32 @@ class _FilePath(click.Path):
         return super().convert(value, param, ctx)
 
 
+def _gathered(f: F) -> F:
+    """Hand the model options to the command as one argument, `choice`."""
+
+    @functools.wraps(f)
+    def command(*args: Any, **kwargs: Any) -> Any:
+        choice = Choice(**{field.name: kwargs.pop(field.name) for field in fields(Choice)})
+        return f(*args, choice=choice, **kwargs)
+
+    return command  # type: ignore[return-value]
+
+
 model_options = _stacked(
     click.option("-m", "--model", type=_FilePath(path_type=Path), help="Target GGUF file.  [default: the embedded tiny target]"),
     click.option(
         "-md", "--draft", type=_FilePath(path_type=Path), help="Draft GGUF file.  [default: the embedded draft, without -m]"
     ),
-    click.option("--n-max", type=int, metavar="N", help="Drafted tokens per round.  [default: block size - 1]"),
+    click.option("--n-max", type=int, metavar="N", help="Drafted tokens per round, a tree's depth.  [default: block size - 1]"),
+    click.option("--budget", type=int, metavar="N", help="Draft a tree of N nodes per round instead of a chain."),
+    click.option("--top-k", type=int, metavar="K", help="Children per node of a tree, at most.  [default: llama.cpp's]"),
+    click.option("--spine", type=int, metavar="N", help="Nodes of the greedy chain that a tree starts with.  [default: 0]"),
+    click.option(
+        "--rollback",
+        type=click.Choice(ROLLBACKS),
+        help="How the target forgets what was not accepted; trees need replay.  [default: llama.cpp's]",
+    ),
+    _gathered,
 )
 native_option = click.option(
     "--native",
@@ -91,25 +132,44 @@ def embedded_pair() -> tuple[Path, Path]:
     return _paths.find(EMBEDDED_TARGET), _paths.find(EMBEDDED_DRAFT)
 
 
-def run_config(model: Path | None, draft: Path | None, n_max: int | None, mode: str | None = None) -> RunConfig:
+def run_config(choice: Choice, mode: str | None = None) -> RunConfig:
     """Turn the model options into a checked configuration.
 
     Args:
-        model: target file; None is the embedded pair.
-        draft: draft file.
-        n_max: drafted tokens per round.
-        mode: `ar` drops the draft, `chain` requires one; None takes what the files allow.
+        choice: the options; without a model, the embedded pair.
+        mode: `ar` drops the draft and its options, `chain` the tree's; `tree` takes DEFAULT_BUDGET where none is given.
+            None takes what the options ask for.
     """
+    model, draft = choice.model, choice.draft
     if model is None:
         model, embedded_draft = embedded_pair()
         draft = draft or embedded_draft
     if mode == "ar":
-        draft = None
-    elif mode == "chain" and draft is None:
-        raise UsageError("mode chain needs a draft, none was given", "pass one trained for the model with -md FILE")
-    if draft is None and n_max is not None and mode is None:
-        raise UsageError(f"--n-max is {n_max} but there is no draft", "pass one with -md FILE")
-    return RunConfig(model, draft, n_max if draft else None).checked()
+        return RunConfig(model).checked()
+    if draft is None and mode is not None:
+        raise UsageError(f"mode {mode} needs a draft, none was given", "pass one trained for the model with -md FILE")
+    if draft is None:
+        if given := choice.given("n_max", "budget", "top_k", "spine", "rollback"):
+            raise UsageError(f"{given} but there is no draft", "pass one with -md FILE")
+        return RunConfig(model).checked()
+    config = RunConfig(model, draft, choice.n_max, rollback=choice.rollback)
+    if mode == "chain":
+        return config.checked()
+    budget = DEFAULT_BUDGET if mode == "tree" and choice.budget is None else choice.budget
+    return replace(config, budget=budget, top_k=choice.top_k, spine=choice.spine).checked()
+
+
+def check_modes(choice: Choice, modes: Sequence[str], option: str) -> None:
+    """Refuse model options that none of `modes`, the value of `option`, would use.
+
+    Raises:
+        UsageError: options of drafts without a mode that drafts, or of trees without mode tree.
+    """
+    listed = ",".join(modes)
+    if modes == ["ar"] and (given := choice.given("draft", "n_max", "budget", "top_k", "spine", "rollback")):
+        raise UsageError(f"{option} is {listed}, but {given}, expected a mode that drafts", "add chain or tree, or leave it out")
+    if "tree" not in modes and (given := choice.given("budget", "top_k", "spine")):
+        raise UsageError(f"{option} is {listed}, but {given}, expected mode tree", f"use {option} tree, or leave it out")
 
 
 def job(

@@ -40,9 +40,7 @@ def parse_modes(text: str) -> list[str]:
 @_options.native_option
 @_options.json_option
 def bench(
-    model: Path | None,
-    draft: Path | None,
-    n_max: int | None,
+    choice: _options.Choice,
     modes: str,
     repeats: int,
     out: Path | None,
@@ -52,19 +50,18 @@ def bench(
     as_json: bool,
     **job_fields: Any,
 ) -> None:
-    """Measure tokens a second and tokens a round in several modes.
+    """Measure tokens a second and tokens a round in several modes: ar (no drafts), chain, tree (budget 15 by default).
 
     Every repeat runs all modes before the next begins, each on a freshly started server; figures are medians over repeats.
     Writes result.json, tokens.json, result.md and plot.png to --out.
     """
     names = parse_modes(modes)
-    if names == ["ar"] and (draft is not None or n_max is not None):
-        raise UsageError("--modes is ar, but a draft or --n-max was given", "add chain to --modes, or leave them out")
+    _options.check_modes(choice, names, "--modes")
     if markdown and as_json:
         raise UsageError("--json and --markdown were both given, expected one", "result.md is in --out either way")
     if plot and plot.suffix != ".png":
         raise UsageError(f"--plot is {str(plot)!r}, expected a name that ends in .png", "the plot is a PNG")
-    configs = {m: _options.run_config(model, draft, n_max, m) for m in names}
+    configs = {m: _options.run_config(choice, m) for m in names}
     job = _options.job(**job_fields)
     build = builds.resolve(native)
     folder = out or Path(".bench") / f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -109,7 +106,7 @@ def summarize(
     """The result of several modes; each is compared with AR where AR was run."""
     widest = next((c for c in configs.values() if c.draft), next(iter(configs.values())))
     result = report.header(command, build, widest, job)
-    result["modes"] = {m: stats.mode_figures(p) for m, p in passes.items()}
+    result["modes"] = {m: stats.mode_figures(p, configs[m]) for m, p in passes.items()}
     for m in _others(list(configs)):
         found = compare.divergences(job.cases, passes["ar"][0], passes[m][0])
         result["modes"][m] |= {"identical": len(job.cases) - len(found), "diverged": found}

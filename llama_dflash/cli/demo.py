@@ -1,4 +1,4 @@
-"""`demo`: the embedded trained pair completes real prompts, plainly and with drafts."""
+"""`demo`: the embedded trained pair completes real prompts, plainly, with chains and with trees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llama_dflash.cli import _options, _output
 from llama_dflash.cli.bench import measure, summarize
 from llama_dflash.client import Sampling
 from llama_dflash.errors import DFlashError
-from llama_dflash.spec import RunConfig
+from llama_dflash.spec import MODES, RunConfig
 
 SHOWN_LINES = 6
 
@@ -26,19 +26,19 @@ SHOWN_LINES = 6
 @_options.native_option
 @_options.json_option
 def demo(n_prompts: int, n_predict: int, native: str, as_json: bool) -> None:
-    """Complete Python prompts with the embedded pair: plain decoding, then chain drafts. Same text, fewer rounds."""
-    configs = {m: _options.run_config(None, None, None, m) for m in ("ar", "chain")}
+    """Complete Python prompts with the embedded pair: plain decoding, chain drafts, draft trees. Same text, fewer rounds."""
+    configs = {m: _options.run_config(_options.Choice(), m) for m in MODES}
     job = Job(cases.load("accept", n_prompts), n_predict, Sampling())
     build = builds.resolve(native)
     _output.note(f"build: {build.info['backend']} ({build.info['backend_reason']}), {build.info['compiler']}")
-    with _output.progress("demo", 2 * len(job.cases)) as bar:
+    with _output.progress("demo", len(configs) * len(job.cases)) as bar:
         passes = measure(build, configs, job, 1, lambda: bar.advance(bar.task_ids[0]))
     result = summarize("demo", build, configs, job, passes)
-    unexplained = explain(build, configs["chain"], job, passes["ar"][0], result)
+    unexplained = explain(build, configs["ar"], job, passes["ar"][0], result)
     if as_json:
         _output.data_json(result)
     else:
-        show(job, passes["chain"][0], result)
+        show(job, passes["tree"][0], result)
     if unexplained:
         raise DFlashError(
             f"{len(unexplained)} texts differ by more than arithmetic noise explains, expected none", "please report this"
@@ -46,31 +46,34 @@ def demo(n_prompts: int, n_predict: int, native: str, as_json: bool) -> None:
 
 
 def explain(build: builds.Build, config: RunConfig, job: Job, reference: Pass, result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Judge the divergences of the chain against the noise floor; returns those it does not explain."""
-    found = result["modes"]["chain"]["diverged"]
-    if not found:
-        return []
-    result["noise_floor"] = round(compare.explain(build, config, job, reference, found), 6)
-    return compare.unexplained(found, result["noise_floor"])
+    """Judge the divergences of chain and tree against the noise floor; returns those it does not explain."""
+    out = []
+    for figures in result["modes"].values():
+        if found := figures.get("diverged"):
+            noise_floor = round(compare.explain(build, config, job, reference, found), 6)
+            result["noise_floor"] = max(noise_floor, result.get("noise_floor", 0.0))
+            out += compare.unexplained(found, noise_floor)
+    return out
 
 
 def show(job: Job, drafted: Pass, result: dict[str, Any]) -> None:
-    """One completion, the table, the divergences, and what they mean."""
+    """One completion, the table, the divergences of each mode, and what they mean."""
     case, done = job.cases[0], drafted.completions[0]
     _output.data(f"--- {case.name}: the prompt's last lines, then what the model wrote")
     _output.data("\n".join(case.text.rstrip("\n").splitlines()[-3:]))
     shown = done.text.splitlines()[:SHOWN_LINES]
     _output.data("\n".join(f"  | {line}" for line in shown) + "\n")
     _output.show(report.table(result))
-    ar, chain = result["modes"]["ar"], result["modes"]["chain"]
-    n = result["prompts"]
-    _output.data(f"Same text in {chain['identical']} of {n} prompts, {ar['rounds'] / chain['rounds']:.1f} times fewer rounds.")
-    for d in chain["diverged"]:
-        _output.data(
-            f"  differs: {d['prompt']} at token {d['position']}, where the two best tokens were {d['top2_gap']:.2g} apart "
-            f"(arithmetic noise here: {d['noise_floor']:.2g})"
-        )
-    if chain["diverged"]:
+    modes, n = result["modes"], result["prompts"]
+    for name in ("chain", "tree"):
+        fewer = modes["ar"]["rounds"] / modes[name]["rounds"]
+        _output.data(f"Same text in {modes[name]['identical']} of {n} prompts, {fewer:.1f} times fewer rounds ({name}).")
+        for d in modes[name]["diverged"]:
+            _output.data(
+                f"  differs: {d['prompt']} at token {d['position']}, where the two best tokens were {d['top2_gap']:.2g} apart "
+                f"(arithmetic noise here: {d['noise_floor']:.2g})"
+            )
+    if any(modes[name]["diverged"] for name in ("chain", "tree")):
         _output.data(
             "  Batches of another width round differently; 'llama-dflash verify --native exact' removes that and compares every id."
         )

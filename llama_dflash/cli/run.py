@@ -6,7 +6,6 @@ import codecs
 import re
 import subprocess
 import tempfile
-from pathlib import Path
 from typing import IO
 
 import click
@@ -40,9 +39,7 @@ _CHAT_COMMANDS = ("/exit", "/regen", "/clear", "/image ", "/audio ", "/video ", 
 @click.pass_context
 def run(
     ctx: click.Context,
-    model: Path | None,
-    draft: Path | None,
-    n_max: int | None,
+    choice: _options.Choice,
     prompt: str | None,
     n_predict: int | None,
     raw: bool | None,
@@ -58,10 +55,10 @@ def run(
     if prompt is not None:
         check_prompt(prompt, extra)
     flags = [*(("-c", str(ctx_size)) if ctx_size else ()), *_options.passed_through(ctx, extra)]
-    config = _options.run_config(model, draft, n_max)
+    config = _options.run_config(choice)
     build = builds.resolve(native)
     check_memory(config, build, flags)
-    use_raw = (model is None) if raw is None else raw
+    use_raw = (choice.model is None) if raw is None else raw
     limit = n_predict if n_predict is not None or prompt is None else 128
     argv = [str(build.program("llama-cli"))]
     argv += cli_argv(config, prompt=prompt, n_predict=limit, raw=use_raw, exact=build.is_exact, extra=flags)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from llama_dflash import builds, gguf, memory
@@ -23,12 +21,15 @@ def check_memory(config: RunConfig, build: builds.Build, flags: list[str]) -> No
     models = [gguf.read(path) for path in (config.target, config.draft) if path is not None]
     if build.info["backend"] == "cpu":  # a GPU build has llama.cpp's own check
         memory.check_context(models, flags)
+    if config.draft is None:
+        return
+    n_rows = config.rows_per_round
     for names in (("-c", "--ctx-size"), ("-b", "--batch-size"), ("-ub", "--ubatch-size")):
         text = memory.flag_value(flags, *names)
-        if config.n_max and text and text.isdecimal() and 0 < int(text) <= config.n_max + 1:
+        if text and text.isdecimal() and 0 < int(text) <= n_rows:
             raise UsageError(
-                f"{names[1]} is {text}, expected more than {config.n_max + 1}: a round verifies {config.n_max + 1} tokens at once",
-                "choose a larger one, or a smaller --n-max",
+                f"{names[1]} is {text}, expected more than {n_rows}: a round verifies {n_rows} tokens at once",
+                f"choose a larger one, or a smaller {'--n-max' if config.budget is None else '--budget and --n-max'}",
             )
 
 
@@ -44,9 +45,7 @@ def check_memory(config: RunConfig, build: builds.Build, flags: list[str]) -> No
 @click.pass_context
 def serve(
     ctx: click.Context,
-    model: Path | None,
-    draft: Path | None,
-    n_max: int | None,
+    choice: _options.Choice,
     ctx_size: int | None,
     host: str,
     port: int,
@@ -60,7 +59,7 @@ def serve(
     Flags behind '--' go to llama-server unchanged. Ctrl-C, SIGTERM or SIGHUP stops it.
     """
     flags = [*(("-c", str(ctx_size)) if ctx_size else ()), *_options.passed_through(ctx, extra)]
-    config = _options.run_config(model, draft, n_max)
+    config = _options.run_config(choice)
     build = builds.resolve(native)
     check_memory(config, build, flags)
     for name in ("--host", "--port", "--api-prefix"):
@@ -91,11 +90,8 @@ def serve(
 
 def _announce(server: Server, config: RunConfig, as_json: bool) -> None:
     mode = server.client.effective_mode()
-    if mode["mode"] not in (config.mode, "unknown"):
-        raise ServerError(
-            f"the server runs in mode {mode['mode']}, expected {config.mode}: {mode['reason']}",
-            "drop the draft for plain decoding",
-        )
+    if mode["mode"] != "unknown" and (problem := config.difference(mode)):
+        raise ServerError(problem, "see why with -v, or drop the option")
     if as_json:
         _output.data_json({"schema": 1, "command": "serve", "url": server.client.url, "effective": mode})
     else:

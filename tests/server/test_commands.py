@@ -11,9 +11,11 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from llama_dflash.builds import Build
 from llama_dflash.server import free_port
 
 PROGRAM = str(Path(sys.executable).parent / "llama-dflash")
@@ -45,6 +47,22 @@ def test_serve_announces_answers_and_stops_cleanly(how: signal.Signals) -> None:
     assert err.splitlines()[-1] == "llama-dflash: stopped"
     with socket.socket() as s:  # the child is gone too
         assert s.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_serve_and_run_draft_trees_by_budget(exact: Build) -> None:
+    native, port = ("--native", str(exact.package.parent)), free_port()
+    process = start_serve("--port", str(port), "--budget", "15", "--top-k", "4", *native)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    process.terminate()
+    process.communicate(timeout=20)
+    assert line.startswith(f"http://127.0.0.1:{port}  mode = tree, type = draft-dflash")
+    assert "n_max = 15, budget = 15, top_k = 4, rollback = replay" in line
+    same = ("-p", "def fib(n):", "-n", "40", *native, "--", "--temp", "0", "-t", "1")
+    done, chain = dflash("run", "--budget", "15", *same), dflash("run", *same)
+    assert done.returncode == chain.returncode == 0, done.stderr
+    assert done.stderr.startswith("[mode = tree, type = draft-dflash")
+    assert done.stdout == chain.stdout != ""
 
 
 def test_serve_says_why_llama_server_died() -> None:
@@ -179,8 +197,9 @@ def test_run_chats_over_stdin() -> None:
 def test_demo_prints_the_comparison() -> None:
     done = dflash("demo", "--prompts", "3", "--n-predict", "48")
     assert done.returncode == 0, done.stderr
-    for word in ("ar", "chain 15", "Same text in", "fewer rounds", "gains rounds, not time"):
+    for word in ("ar", "chain 15", "tree 15", "fewer rounds (chain).", "fewer rounds (tree).", "gains rounds, not time"):
         assert word in done.stdout
+    assert done.stdout.count("Same text in") == 2
 
 
 def test_verify_json(tmp_path: Path) -> None:
@@ -199,6 +218,65 @@ def test_verify_json(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "result.json").read_text()) == result
 
 
+def verify_exact(exact: Build, out: Path, *args: str) -> dict[str, Any]:
+    """Result of a `verify` that passed; one thread, as threads that wait for each other crawl on a busy machine."""
+    fixed = ("--prompts", "4", "--n-predict", "64", "--native", str(exact.package.parent), "-t", "1", "--json", "--out", str(out))
+    done = dflash("verify", *fixed, *args)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert result["passed"]
+    assert all(result["checks"].values())
+    return result
+
+
+@pytest.mark.parametrize(
+    ("budget", "sampling"), [(4, ()), (15, ()), (31, ()), (15, ("--temperature", "0.8", "--seed", "7"))], ids=["4", "15", "31", "15-sampled"]
+)
+def test_verify_of_trees(exact: Build, tmp_path: Path, budget: int, sampling: tuple[str, ...]) -> None:
+    result = verify_exact(exact, tmp_path, "--mode", "tree", "--budget", str(budget), *sampling)
+    assert result["reference"]["kind"] == "unpatched pin"
+    assert list(result["modes"]) == ["ar", "chain", "tree"]
+    assert set(result["checks"]) == {
+        "effective mode", "drafts were verified", "fewer rounds than AR", "nodes per round", "fewer rounds than the chain", "all ids equal",
+    }  # fmt: skip
+    chain, tree = result["modes"]["chain"], result["modes"]["tree"]
+    assert (chain["identical"], tree["identical"], chain["diverged"], tree["diverged"]) == (4, 4, [], [])
+    assert tree["rounds"] < chain["rounds"] < result["modes"]["ar"]["rounds"] == 4 * 63
+    assert (chain["n_max"], tree["n_max"]) == (min(budget, 15), 15)
+    assert (tree["effective"]["mode"], tree["budget"], tree["top_k"], tree["spine"], tree["rollback"]) == ("tree", budget, 16, 0, "replay")
+    # 16 children are enough for a smaller budget even at the last token but one; 31 nodes need two.
+    assert tree["nodes_per_round"] == budget if budget <= 16 else budget - 1 < tree["nodes_per_round"] <= budget
+    rows = json.loads((tmp_path / "tokens.json").read_text())
+    assert [(row["mode"], len(row["tokens"])) for row in rows] == [(mode, 64) for mode in ("ar", "chain", "tree") for _ in range(4)]
+
+
+def test_verify_of_trees_passes_their_options_on(exact: Build, tmp_path: Path) -> None:
+    tree = verify_exact(exact, tmp_path, "--mode", "tree", "--top-k", "2", "--spine", "4", "--n-max", "7")["modes"]["tree"]
+    assert (tree["n_max"], tree["budget"], tree["top_k"], tree["spine"]) == (7, 15, 2, 4)
+    assert len(tree["accept_per_position"]) == 7
+
+
+def test_a_tree_without_branches_is_the_chain(exact: Build, tmp_path: Path) -> None:
+    result = verify_exact(exact, tmp_path, "--mode", "tree", "--top-k", "1")
+    same = ("rounds", "drafted", "accepted", "nodes_per_round", "accept_per_position")
+    chain, tree = result["modes"]["chain"], result["modes"]["tree"]
+    assert {name: tree[name] for name in same} == {name: chain[name] for name in same}
+    assert "fewer rounds than the chain" not in result["checks"]
+
+
+@pytest.mark.parametrize("rollback", ["replay", "snapshot"])
+def test_verify_of_chains_by_rollback(exact: Build, tmp_path: Path, rollback: str) -> None:
+    chain = verify_exact(exact, tmp_path, "--mode", "chain", "--rollback", rollback)["modes"]["chain"]
+    assert (chain["identical"], chain["rollback"], chain["effective"]["rollback"]) == (4, rollback, rollback)
+
+
+def test_serve_refuses_to_draft_chains_where_trees_were_asked_for(exact: Build) -> None:
+    args = ("--budget", "15", "--native", str(exact.package.parent), "--port", str(free_port()))
+    done = dflash("serve", *args, "--", "--spec-draft-tree", "0", "--spec-rollback", "snapshot")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "llama-dflash: error: the server runs in mode chain, expected tree" in done.stderr
+
+
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
 def test_verify_of_an_inexact_build_reports_noise(tmp_path: Path, temperature: str) -> None:
     args = ("verify", "--prompts", "20", "--n-predict", "64", "--temperature", temperature, "--seed", "1", "--json")
@@ -215,11 +293,12 @@ def test_verify_of_an_inexact_build_reports_noise(tmp_path: Path, temperature: s
 
 
 def test_bench_writes_all_its_files(tmp_path: Path) -> None:
-    done = dflash("bench", "--prompts", "2", "--n-predict", "24", "--repeats", "2", "--json", "--out", str(tmp_path))
+    done = dflash("bench", "--modes", "ar,chain,tree", "--prompts", "2", "--n-predict", "24", "--repeats", "2", "--json", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert set(result) >= FIXED_KEYS
-    assert list(result["modes"]) == ["ar", "chain"]
+    assert list(result["modes"]) == ["ar", "chain", "tree"]
+    assert (result["modes"]["tree"]["budget"], "| tree 15 |" in (tmp_path / "result.md").read_text()) == (15, True)
     assert all(len(m["tok_s_repeats"]) == 2 for m in result["modes"].values())
     assert {p.name for p in tmp_path.iterdir()} == {"result.json", "tokens.json", "result.md", "plot.png"}
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

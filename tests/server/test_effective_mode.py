@@ -9,6 +9,7 @@ import pytest
 
 from llama_dflash.builds import Build
 from llama_dflash.client import Sampling
+from llama_dflash.errors import ServerError
 from llama_dflash.server import Server
 from llama_dflash.spec import RunConfig
 
@@ -21,13 +22,61 @@ def mode_lines(server: Server) -> list[str]:
 
 def test_chain_is_told_at_start_and_per_request(exact: Build, pair: Pair) -> None:
     with Server(exact, RunConfig(*pair, 15)) as server:
-        want = "mode = chain, type = draft-dflash, draft = tiny-draft.gguf, n_max = 15"
+        mode = server.client.effective_mode()
+        want = f"mode = chain, type = draft-dflash, draft = tiny-draft.gguf, n_max = 15, rollback = {mode['rollback']}"
+        assert mode_lines(server) == [want]
+        assert mode == {
+            "mode": "chain", "types": "draft-dflash", "draft": "tiny-draft.gguf", "n_max": 15, "budget": 0, "top_k": 0,
+            "rollback": mode["rollback"], "reason": "", "str": want,
+        }  # fmt: skip
+        assert mode["rollback"] in ("replay", "snapshot")
+        server.client.complete("def f(", 8, Sampling())
+        assert mode_lines(server) == [want, want]
+
+
+@pytest.mark.parametrize("rollback", ["replay", "snapshot"])
+def test_the_rollback_of_chains_is_told(exact: Build, pair: Pair, rollback: str) -> None:
+    with Server(exact, RunConfig(*pair, 15, rollback=rollback)) as server:
+        mode = server.client.effective_mode()
+        assert (mode["mode"], mode["rollback"]) == ("chain", rollback)
+        assert mode["str"].endswith(f"n_max = 15, rollback = {rollback}")
+
+
+def test_tree_is_told_at_start_and_per_request(exact: Build, pair: Pair) -> None:
+    with Server(exact, RunConfig(*pair, 15, budget=22, top_k=8)) as server:
+        want = "mode = tree, type = draft-dflash, draft = tiny-draft.gguf, n_max = 15, budget = 22, top_k = 8, rollback = replay"
         assert mode_lines(server) == [want]
         assert server.client.effective_mode() == {
-            "mode": "chain", "types": "draft-dflash", "draft": "tiny-draft.gguf", "n_max": 15, "reason": "", "str": want,
+            "mode": "tree", "types": "draft-dflash", "draft": "tiny-draft.gguf", "n_max": 15, "budget": 22, "top_k": 8,
+            "rollback": "replay", "reason": "", "str": want,
         }  # fmt: skip
         server.client.complete("def f(", 8, Sampling())
         assert mode_lines(server) == [want, want]
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--spec-rollback", "snapshot"], "--spec-draft-tree is 15 with --spec-rollback snapshot: trees need --spec-rollback replay"),
+        (["--spec-type", "draft-mtp"], "draft-mtp cannot follow draft trees"),
+        (["--spec-draft-n-max", "0"], "--spec-draft-tree is 15 with --spec-draft-n-max 0, expected a depth of at least 1"),
+        (["--spec-draft-tree", "-1"], "invalid value"),
+        (["--spec-draft-top-k", "0"], "invalid value"),
+        (["--spec-rollback", "later"], "invalid value"),
+    ],
+)  # fmt: skip
+def test_a_tree_that_cannot_be_is_refused(exact: Build, pair: Pair, flags: list[str], error: str) -> None:
+    with pytest.raises(ServerError) as caught:
+        with Server(exact, RunConfig(*pair, 15, budget=15), extra=flags):
+            pass
+    assert "llama-server exited with code 1" in str(caught.value)
+    assert error in str(caught.value)
+
+
+def test_a_tree_needs_a_draft_of_dflash(exact: Build, pair: Pair) -> None:
+    with pytest.raises(ServerError, match=r"--spec-draft-tree is 15 with --spec-type .*ngram-simple: trees need draft-dflash"):
+        with Server(exact, RunConfig(pair[0]), extra=["--spec-type", "ngram-simple", "--spec-draft-tree", "15"]):
+            pass
 
 
 def test_plain_decoding_says_that_nothing_was_asked_for(exact: Build, pair: Pair) -> None:

@@ -127,6 +127,15 @@ USAGE = [
     (("run", "-p", "x", "--n-max", "-1"), "n_max is -1, expected 1..15"),
     (("bench", "--n-max", "99"), "n_max is 99, expected 1..15"),
     (("verify", "--n-max", "x"), "'x' is not a valid integer"),
+    (("serve", "--budget", "0"), "budget is 0, expected 1..255 nodes"),
+    (("run", "-p", "x", "--budget", "256"), "budget is 256, expected 1..255 nodes"),
+    (("verify", "--mode", "tree", "--budget", "x"), "'x' is not a valid integer"),
+    (("serve", "--budget", "4", "--top-k", "65"), "top_k is 65, expected 1..64"),
+    (("bench", "--modes", "tree", "--spine", "16"), "spine is 16, expected 0..15"),
+    (("serve", "--top-k", "4"), "top_k is 4 without a budget, expected a draft tree"),
+    (("serve", "--rollback", "auto"), "'auto' is not one of 'replay', 'snapshot'"),
+    (("serve", "--budget", "4", "--rollback", "snapshot"), "rollback is snapshot with a budget of 4, expected replay"),
+    (("verify", "--mode", "tree", "--rollback", "snapshot"), "rollback is snapshot with a budget of 15, expected replay"),
     (("run", "-p", " "), "-p is empty"),
     (("run", "-p", "x", "-n", "0"), "0 is not in the range"),
     (("bench", "--prompts", "0"), "0 is not in the range"),
@@ -136,7 +145,7 @@ USAGE = [
     (("bench", "--n-predict", "2"), "2 is not in the range"),
     (("bench", "--temperature", "-1"), "-1.0 is not in the range"),
     (("bench", "--repeats", "0"), "0 is not in the range"),
-    (("bench", "--modes", "fast"), "--modes has 'fast', expected some of ar, chain"),
+    (("bench", "--modes", "fast"), "--modes has 'fast', expected some of ar, chain, tree"),
     (("bench", "--modes", ""), "expected each mode once"),
     (("bench", "--modes", "ar,ar"), "expected each mode once"),
     (("verify", "--mode", "ar"), "'ar' is not"),
@@ -155,13 +164,22 @@ def test_bad_use(fails: Fails, args: tuple[str, ...], expected: str) -> None:
     assert expected in fails(2, *args)
 
 
-def test_n_max_without_a_draft(fails: Fails, files: dict[str, Path]) -> None:
-    assert "--n-max is 3 but there is no draft" in fails(2, "serve", "-m", files["target"], "--n-max", "3")
+@pytest.mark.parametrize("option", [("--n-max", "3"), ("--budget", "3"), ("--top-k", "3"), ("--spine", "3"), ("--rollback", "replay")])
+def test_options_of_drafts_without_a_draft(fails: Fails, files: dict[str, Path], option: tuple[str, str]) -> None:
+    want = f"{option[0]} is {option[1]} but there is no draft; pass one with -md FILE"
+    assert fails(2, "serve", "-m", files["target"], *option) == want
 
 
-@pytest.mark.parametrize("command", ["bench", "verify"])
-def test_mode_chain_without_a_draft(fails: Fails, files: dict[str, Path], command: str) -> None:
-    assert "mode chain needs a draft" in fails(2, command, "-m", files["target"])
+@pytest.mark.parametrize("args", [("bench",), ("bench", "--modes", "tree"), ("verify",), ("verify", "--mode", "tree")], ids=" ".join)
+def test_modes_that_draft_without_a_draft(fails: Fails, files: dict[str, Path], args: tuple[str, ...]) -> None:
+    mode = "tree" if "tree" in args else "chain"
+    assert f"mode {mode} needs a draft, none was given; pass one" in fails(2, *args, "-m", files["target"])
+
+
+def test_a_tree_of_a_draft_that_has_none(fails: Fails, make_target: Callable[..., Path], make_draft: Callable[..., Path]) -> None:
+    pair = ["-m", make_target(), "-md", make_draft(shapes={"markov_w1.weight": (32, 8)})]
+    line = fails(2, "serve", *pair, "--budget", "4")
+    assert line.startswith("budget is 4 but draft.gguf is a DSpark draft, expected DFlash or DFlash2 for a tree; ")
 
 
 @pytest.mark.parametrize("command", COMMANDS[:2], ids=lambda c: c[0])

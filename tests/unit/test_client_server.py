@@ -37,7 +37,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         "/empty-error": (500, b""),
         "/invalid": (200, b"{"),
         "/not-utf8": (200, b'{"a": "\xff"}'),
-        "/props": (200, b'{"speculative": {"mode": "chain", "n_max": 15}}'),
+        "/props": (200, b'{"speculative": {"mode": "chain", "n_max": 15}, "default_generation_settings": {"n_ctx": 512}}'),
         "/old/props": (200, b"{}"),
         "/completion": (
             200,
@@ -134,6 +134,10 @@ def test_effective_mode(url: str) -> None:
     old = Client(f"{url}/old").effective_mode()
     assert (old["mode"], old["str"]) == ("unknown", "mode = unknown")
     assert old["reason"]
+
+
+def test_n_ctx(url: str) -> None:
+    assert Client(url).n_ctx() == 512
 
 
 def test_complete(url: str) -> None:

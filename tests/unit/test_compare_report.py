@@ -113,6 +113,7 @@ def result(make_build: Callable[..., Build], small_pair: tuple[Path, Path]) -> d
             "identical": 2,
             "accept_per_position": [0.9, 0.5],
         },
+        "tree": {**chain, "mean_accepted": 4.2, "rounds": 5, "n_max": 15, "budget": 22, "identical": 3, "accept_per_position": [0.9, 0.7]},
     }
     return out
 
@@ -121,6 +122,7 @@ ROWS = [
     ["mode", "tokens/round", "rounds", "tok/s", "± MAD", "ms/round", "equal to AR"],
     ["ar", "1.00", "21", "100.0", "1.2", "10.00", "-"],
     ["chain 15", "3.00", "7", "250.0", "-", "12.50", "2 of 3"],
+    ["tree 22", "4.20", "5", "250.0", "-", "12.50", "3 of 3"],
 ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from llama_dflash.bench import stats
 from llama_dflash.bench.run import Pass
 from llama_dflash.client import Completion
+from llama_dflash.spec import RunConfig
 
 FLOATS = st.floats(-1e6, 1e6, allow_nan=False)
 IDS = st.lists(st.integers(0, 5), max_size=12)
@@ -30,6 +33,7 @@ CHAIN = Pass(
         done(7, predicted_ms=40.0, rounds=2, draft_n=6, draft_n_accepted=4, draft_n_rounds=2, draft_n_accepted_per_pos=[2, 2]),
     ],
 )
+CONFIG = RunConfig(Path("t"), Path("d"), 3)
 AR = Pass({"mode": "ar"}, [done(10, predicted_ms=90.0), done(7, predicted_ms=60.0)])
 
 
@@ -126,7 +130,7 @@ def test_first_difference_is_where_the_common_prefix_ends(a: list[int], b: list[
 def test_mode_figures_of_a_chain() -> None:
     slower = Pass(CHAIN.effective, [done(10, predicted_ms=120.0, rounds=3), done(7, predicted_ms=80.0, rounds=2)])
     slowest = Pass(CHAIN.effective, [done(10, predicted_ms=240.0, rounds=3), done(7, predicted_ms=160.0, rounds=2)])
-    assert stats.mode_figures([CHAIN, slower, slowest]) == {
+    assert stats.mode_figures([CHAIN, slower, slowest], CONFIG) == {
         "tok_s": 75.0,
         "tok_s_mad": 37.5,
         "tok_s_repeats": [150.0, 75.0, 37.5],
@@ -139,12 +143,26 @@ def test_mode_figures_of_a_chain() -> None:
         "n_max": 3,
         "drafted": 15,
         "accepted": 10,
+        "nodes_per_round": 3.0,
         "accept_per_position": [1.0, 0.8, 0.2],
     }
 
 
 @pytest.mark.parametrize("mode", ["ar", "unknown"])
 def test_mode_figures_without_drafts(mode: str) -> None:
-    figures = stats.mode_figures([Pass({"mode": mode, "n_max": 0}, AR.completions)])
+    figures = stats.mode_figures([Pass({"mode": mode, "n_max": 0}, AR.completions)], CONFIG)
     assert (figures["mean_accepted"], figures["rounds"], figures["tok_s"]) == (1.0, 15, 100.0)
-    assert not {"n_max", "drafted", "accepted", "accept_per_position"} & set(figures)
+    assert not {"n_max", "drafted", "accepted", "accept_per_position", "rollback", "nodes_per_round"} & set(figures)
+
+
+def test_mode_figures_of_a_tree() -> None:
+    effective = {"mode": "tree", "n_max": 3, "budget": 8, "top_k": 4, "rollback": "replay"}
+    rounds = [done(10, rounds=4, draft_n=31, draft_n_accepted=5, draft_n_rounds=4), done(3, rounds=2)]
+    figures = stats.mode_figures([Pass(effective, rounds)], replace(CONFIG, budget=8, spine=2))
+    want = {"n_max": 3, "budget": 8, "top_k": 4, "spine": 2, "rollback": "replay", "drafted": 31, "accepted": 5, "nodes_per_round": 7.75}
+    assert {name: figures[name] for name in want} == want
+    assert stats.mode_figures([Pass(effective, rounds)], replace(CONFIG, budget=8))["spine"] == 0
+
+
+def test_nodes_per_round_without_drafts() -> None:
+    assert stats.nodes_per_round(AR) == 0.0

@@ -1,0 +1,88 @@
+"""DFlash drafts verified as trees, in one process: text, drafts, the target's and the draft's states against plain decoding."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+CHECKS = ("alternating", "budgets", "chain", "context-end", "draft-cache", "limits", "prefill", "prompts", "spine", "stops")
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prompts of the set, one after the other."""
+    prompts = json.loads((Path(__file__).parents[2] / "llama_dflash" / "prompts" / "tests.json").read_text())["prompts"]
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n".join(p["text"] for p in prompts))
+    return path
+
+
+def run_checks(folder: Path, pair: tuple[Path, Path], text: Path, *names: str) -> subprocess.CompletedProcess[str]:
+    """Run test-speculative-tree of a build."""
+    program = folder / "tests" / "test-speculative-tree"
+    return subprocess.run([program, *pair, text, *names], capture_output=True, text=True, timeout=900, check=False)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_check(exact_build: Path, pair: tuple[Path, Path], text: Path, name: str) -> None:
+    done = run_checks(exact_build, pair, text, name)
+    assert (done.returncode, done.stdout) == (0, f"ok {name}\n"), done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_stale_features_are_seen(broken: Callable[[str], Path], pair: tuple[Path, Path], text: Path) -> None:
+    """The negative control: features of other rows in the draft's cache."""
+    done = run_checks(broken("stale-draft-features").parent, pair, text, "budgets", "chain")
+    assert done.returncode == 1
+    assert "FAILED budgets: budget 1 temperature 0.000000: the draft's state differs" in done.stdout
+    assert "FAILED chain" in done.stdout
+
+
+def simple(folder: Path, pair: tuple[Path, Path], *flags: str) -> tuple[str, str]:
+    """Text and log of llama-speculative-simple."""
+    program = folder / "tests" / "llama-speculative-simple"
+    common = ["-m", pair[0], "-md", pair[1], "-fa", "on", "-t", "1", "--temp", "0", "-n", "64", "-p", "def main():\n", "--no-escape"]
+    done = subprocess.run([program, *common, *flags], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout, done.stderr
+
+
+def test_the_smallest_host(exact_build: Path, pair: tuple[Path, Path]) -> None:
+    flags = {
+        "replay": ("--spec-draft-n-max", "15"),
+        "tree": ("--spec-draft-tree", "15"),
+        "snapshot": ("--spec-draft-n-max", "15", "--spec-rollback", "snapshot"),
+    }
+    text, rounds = {}, {}
+    for name, more in flags.items():
+        out, log = simple(exact_build, pair, *more)
+        both = out + log
+        text[name] = out.split("encoded")[0]
+        rounds[name] = int(re.findall(r"n_rounds +=\s+(\d+)", both)[0])
+        assert f"mode = {'tree' if name == 'tree' else 'chain'}" in both
+        assert f"rollback = {'snapshot' if name == 'snapshot' else 'replay'}" in both
+    assert "def main" in text["tree"]
+    # The old way may print some tokens more than asked for.
+    body = {name: re.sub(r"^[\d. IWE]*(?=\S)", "", t).strip() for name, t in text.items()}
+    assert body["replay"] == body["tree"]
+    assert rounds["tree"] < rounds["replay"]
+
+
+def test_refusals_of_the_flags(exact_build: Path, pair: tuple[Path, Path]) -> None:
+    program = exact_build / "tests" / "llama-speculative-simple"
+    for flags, words in {
+        ("--spec-draft-tree", "15", "--spec-rollback", "snapshot"): "trees need --spec-rollback replay",
+        ("--spec-draft-tree", "15", "--spec-type", "ngram-simple"): "with --spec-type ngram-simple: trees need draft-dflash",
+        ("--spec-draft-tree", "15", "--spec-draft-n-max", "0"): "expected a depth of at least 1",
+        ("--spec-rollback", "replay", "--spec-type", "draft-mtp"): "draft-mtp cannot follow draft trees",
+    }.items():
+        done = subprocess.run(
+            [program, "-m", pair[0], "-md", pair[1], "-p", "x", "-n", "4", *flags], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 1
+        assert words in done.stdout + done.stderr
