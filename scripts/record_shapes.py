@@ -46,7 +46,9 @@ def main() -> None:
     parser.add_argument("--native", default="installed")
     args = parser.parse_args()
     build = builds.resolve(args.native)
-    print(f"# Draft trees of the embedded pair, greedy, {args.prompts} prompts x {N_PREDICT} tokens, by scripts/record_shapes.py.")
+    print(
+        f"# Draft trees of the embedded pair, greedy, {args.prompts} prompts x {N_PREDICT} tokens, by scripts/record_shapes.py."
+    )
     print("# A line holds the parents of nodes 1, 2, .. in level order.")
     for budget in BUDGETS:
         found = shapes(build, budget, args.prompts)

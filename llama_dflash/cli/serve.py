@@ -11,7 +11,7 @@ from llama_dflash.server import Server
 from llama_dflash.spec import RunConfig
 
 ONE_SLOT = (
-    "llama-dflash: one slot (-np 1): in the pinned llama.cpp, slots of a hybrid that draft at once can get another text; "
+    "llama-dflash: one slot (-np 1): with snapshots, slots of a hybrid that draft at once can get another text; "
     "'-- -np N' overrides"
 )
 
@@ -67,7 +67,9 @@ def serve(
             raise UsageError(
                 f"{name} stands behind '--', expected it before", "serve waits for the server where its own options say"
             )
-    one_slot = config.draft is not None and memory.flag_value(flags, "-np", "--parallel") is None
+    # Devices cannot replay yet: llama-server falls back to snapshots there.
+    snapshots = config.draft is not None and (config.rollback == "snapshot" or build.info["backend"] != "cpu")
+    one_slot = snapshots and memory.flag_value(flags, "-np", "--parallel") is None
     flags += ["-np", "1"] if one_slot else []
     server = Server(build, config, host=host, port=port, extra=flags, on_line=_output.note if verbose else None)
     try:

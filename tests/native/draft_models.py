@@ -1,6 +1,6 @@
 """Drafts that no trained file exists for, made from the embedded DFlash draft.
 
-    python tests/native/draft_models.py dspark DRAFT.gguf OUT.gguf
+python tests/native/draft_models.py dspark DRAFT.gguf OUT.gguf
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""llama.cpp against PyTorch on the tiny pair: target logits, tapped layer inputs, draft block.
+"""llama.cpp against PyTorch on the tiny pair: target logits, tapped layer inputs, draft block, accepted drafts of every draft.
 
-The vectors come from scripts/make_golden.py, which documents them; torch is not needed here.
+The vectors come from scripts/train_tiny/golden.py, which documents them; torch is not needed here.
 Each comparison has a negative control: the same check must fail on vectors that are nearly right.
 """
 
@@ -15,6 +15,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+
+from llama_dflash.builds import Build
+from llama_dflash.client import Sampling
+from llama_dflash.server import Server
+from llama_dflash.spec import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "llama_dflash" / "models"
@@ -71,9 +76,9 @@ def taps_of(arrays: Arrays, n_taps: int) -> np.ndarray:
 
 
 def test_vectors_belong_to_the_committed_models(meta: dict[str, Any]) -> None:
-    for name in ("tiny-target.gguf", "tiny-draft.gguf"):
+    for name in ("tiny-target.gguf", "tiny-draft.gguf", "tiny-draft2.gguf"):
         digest = hashlib.sha256((MODELS / name).read_bytes()).hexdigest()
-        assert digest == meta["sha256"][name], f"{name} changed: run scripts/make_golden.py on its weights"
+        assert digest == meta["sha256"][name], f"{name} changed: run scripts/train_tiny/golden.py on its weights"
 
 
 @pytest.mark.parametrize("name", PROMPTS)
@@ -163,3 +168,34 @@ def test_a_missing_context_token_fails_the_threshold(golden: Arrays, run: Run) -
     ids = np.delete(golden["middle_ids"], -2)
     close = cosine(run(ids, 15)["block_logits"], golden["middle_block_logits"])
     assert close[1:5].max() < COSINE_MIN
+
+
+DRAFTS = {
+    "dflash": ("-md", str(MODELS / "tiny-draft.gguf"), "--spec-type", "draft-dflash", "--spec-draft-n-max", "15"),
+    "dflash2": ("-md", str(MODELS / "tiny-draft2.gguf"), "--spec-type", "draft-dflash", "--spec-draft-n-max", "15"),
+    "mtp": ("--spec-type", "draft-mtp", "--spec-draft-n-max", "3"),
+}
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_accepted_drafts(golden: Arrays, exact: Build, draft: str) -> None:
+    """Greedy text, rounds, and how often every slot was accepted, as PyTorch counts them."""
+    flags = ("-np", "1", "-c", "2048", "-fa", "on", *DRAFTS[draft])
+    with Server(exact, RunConfig(MODELS / "tiny-target.gguf"), extra=flags) as server:
+        for name in PROMPTS:
+            text, accepted = golden[f"{name}_greedy"], golden[f"{name}_{draft}_accepted"]
+            done = server.client.complete(golden[f"{name}_ids"].tolist(), len(text), Sampling(0.0), ignore_eos=True)
+            assert done.tokens == text.tolist()
+            assert done.timings["draft_n_accepted"] == accepted.sum()
+            assert len(text) - 1 == accepted.sum() + len(accepted)
+            per_slot = done.timings["draft_n_accepted_per_pos"]
+            expected = [int((accepted > k).sum()) for k in range(accepted.max())]
+            assert per_slot[: len(expected)] == expected
+            assert not any(per_slot[len(expected) :])
+
+
+def test_accepted_drafts_tell_drafts_apart(golden: Arrays) -> None:
+    """Negative control: the drafts accept differently on every prompt, so that one cannot pass for another."""
+    for name in PROMPTS:
+        counts = {tuple(golden[f"{name}_{draft}_accepted"].tolist()) for draft in DRAFTS}
+        assert len(counts) == len(DRAFTS)

@@ -8,9 +8,15 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import draft_models
 import pytest
 
-CHECKS = ("alternating", "budgets", "chain", "context-end", "draft-cache", "limits", "prefill", "prompts", "spine", "stops")
+CHECKS = (
+    *("alternating", "budgets", "candidates", "chain", "context-end", "draft-cache"),
+    *("limits", "prefill", "prompts", "spine", "stops"),
+)
+# What differs between the draft formats; the rest is common.
+OTHER_FORMATS = ("alternating", "budgets", "chain", "prefill", "spine")
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +40,24 @@ def test_check(exact_build: Path, pair: tuple[Path, Path], text: Path, name: str
     assert (done.returncode, done.stdout) == (0, f"ok {name}\n"), done.stderr[-3000:]
 
 
+def test_dspark(exact_build: Path, pair: tuple[Path, Path], text: Path, tmp_path: Path) -> None:
+    for anchor in (False, True):
+        draft = tmp_path / f"dspark-{anchor}.gguf"
+        draft_models.write_dspark(pair[1], draft, anchor=anchor)
+        done = run_checks(exact_build, (pair[0], draft), text, *OTHER_FORMATS)
+        assert (done.returncode, done.stdout) == (0, "".join(f"ok {name}\n" for name in OTHER_FORMATS)), done.stderr[-3000:]
+
+
+def test_dspark_refusals(exact_build: Path, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    draft = tmp_path / "dspark.gguf"
+    draft_models.write_dspark(pair[1], draft)
+    program = exact_build / "tests" / "llama-speculative-simple"
+    flags = ["--spec-draft-tree", "15", "--no-spec-draft-backend-sampling", "-p", "x", "-n", "4"]
+    done = subprocess.run([program, "-m", pair[0], "-md", draft, *flags], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "draft trees of DSpark need candidates from its graph" in done.stdout + done.stderr
+
+
 @pytest.mark.slow
 def test_stale_features_are_seen(broken: Callable[[str], Path], pair: tuple[Path, Path], text: Path) -> None:
     """The negative control: features of other rows in the draft's cache."""
@@ -46,7 +70,23 @@ def test_stale_features_are_seen(broken: Callable[[str], Path], pair: tuple[Path
 def simple(folder: Path, pair: tuple[Path, Path], *flags: str) -> tuple[str, str]:
     """Text and log of llama-speculative-simple."""
     program = folder / "tests" / "llama-speculative-simple"
-    common = ["-m", pair[0], "-md", pair[1], "-fa", "on", "-t", "1", "--temp", "0", "-n", "64", "-p", "def main():\n", "--no-escape"]
+    common = [
+        "-m",
+        pair[0],
+        "-md",
+        pair[1],
+        "-fa",
+        "on",
+        "-t",
+        "1",
+        "--temp",
+        "0",
+        "-n",
+        "64",
+        "-p",
+        "def main():\n",
+        "--no-escape",
+    ]
     done = subprocess.run([program, *common, *flags], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout, done.stderr
@@ -77,12 +117,21 @@ def test_refusals_of_the_flags(exact_build: Path, pair: tuple[Path, Path]) -> No
     program = exact_build / "tests" / "llama-speculative-simple"
     for flags, words in {
         ("--spec-draft-tree", "15", "--spec-rollback", "snapshot"): "trees need --spec-rollback replay",
-        ("--spec-draft-tree", "15", "--spec-type", "ngram-simple"): "with --spec-type ngram-simple: trees need draft-dflash",
+        (
+            "--spec-draft-tree",
+            "15",
+            "--spec-type",
+            "ngram-simple",
+        ): "with --spec-type ngram-simple: trees need draft-dflash or draft-dspark",
         ("--spec-draft-tree", "15", "--spec-draft-n-max", "0"): "expected a depth of at least 1",
         ("--spec-rollback", "replay", "--spec-type", "draft-mtp"): "draft-mtp cannot follow draft trees",
     }.items():
         done = subprocess.run(
-            [program, "-m", pair[0], "-md", pair[1], "-p", "x", "-n", "4", *flags], capture_output=True, text=True, timeout=60, check=False
+            [program, "-m", pair[0], "-md", pair[1], "-p", "x", "-n", "4", *flags],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert done.returncode == 1
         assert words in done.stdout + done.stderr

@@ -11,7 +11,7 @@ from llama_dflash.errors import ServerError
 from llama_dflash.server import Server
 
 Reply = dict[str, Any]
-TIMEOUT_S = 120.0
+TIMEOUT_S = 600.0
 # Random, or named after the machine, the clock or the slot. Token ids ("id" with a number) stay.
 VOLATILE = {"created", "created_at", "system_fingerprint", "model", "id_slot", "time_ms", "save_ms", "restore_ms", "speculative.types"}
 COUNTERS = {"cache_n", "prompt_n", "predicted_n"}
@@ -39,7 +39,7 @@ def text_of(reply: Reply | list[Reply], index: int = 0) -> str:
     for e in reply if isinstance(reply, list) else [reply]:
         for c in e.get("choices", []):
             if c.get("index", 0) == index:
-                parts += [c.get("text") or ""] + _message(c.get("message") or c.get("delta") or {})
+                parts += [c.get("text") or "", *_message(c.get("message") or c.get("delta") or {})]
         blocks = e.get("content", [])
         parts += [blocks] if isinstance(blocks, str) else [_block(b) for b in blocks]
         parts.append(_block(e.get("delta", {})))
@@ -48,9 +48,8 @@ def text_of(reply: Reply | list[Reply], index: int = 0) -> str:
 
 def _message(message: Reply) -> list[str]:
     calls = [c.get("function", {}) for c in message.get("tool_calls", [])]
-    return [message.get("reasoning_content") or "", message.get("content") or ""] + [
-        f.get("name", "") + f.get("arguments", "") for f in calls
-    ]
+    args = [f.get("name", "") + f.get("arguments", "") for f in calls]
+    return [message.get("reasoning_content") or "", message.get("content") or "", *args]
 
 
 def _block(block: Reply) -> str:
@@ -74,8 +73,8 @@ class Session:
     name: str
     timings: list[Reply] = field(default_factory=list)
 
-    def ask(self, path: str, **body: Any) -> Reply:
-        """One answer, or the error; never cached unless the body says so."""
+    def ask(self, path: str, **body: Any) -> Any:
+        """One answer, a list if several were asked for, or the error; never cached unless the body says so."""
         reply = json.loads(self._send(path, body))
         self._note(reply)
         return self._plain(path, reply)
@@ -110,12 +109,11 @@ class Session:
         finally:
             connection.close()
 
-    def _note(self, reply: Reply) -> None:
-        if "timings" in reply:
-            self.timings.append(reply["timings"])
+    def _note(self, reply: Any) -> None:
+        self.timings += [r["timings"] for r in (reply if isinstance(reply, list) else [reply]) if "timings" in r]
 
     @staticmethod
-    def _plain(path: str, reply: Reply) -> Reply:
+    def _plain(path: str, reply: Any) -> Any:
         if path == "/v1/messages":  # the pin gives no timings here
             reply.pop("timings", None)
-        return dict(plain(reply))
+        return plain(reply)

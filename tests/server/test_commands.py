@@ -30,10 +30,10 @@ def start_serve(*args: str) -> subprocess.Popen[str]:
     return subprocess.Popen([PROGRAM, "serve", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_serve_announces_answers_and_stops_cleanly(how: signal.Signals) -> None:
+@pytest.mark.parametrize(("how", "rollback"), [(signal.SIGINT, "snapshot"), (signal.SIGTERM, "replay")])
+def test_serve_announces_answers_and_stops_cleanly(how: signal.Signals, rollback: str) -> None:
     port = free_port()
-    process = start_serve("--port", str(port))
+    process = start_serve("--port", str(port), "--rollback", rollback)
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line.startswith(f"http://127.0.0.1:{port}  mode = chain")
@@ -43,7 +43,7 @@ def test_serve_announces_answers_and_stops_cleanly(how: signal.Signals) -> None:
     process.send_signal(how)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 0
-    assert err.splitlines()[0].startswith("llama-dflash: one slot (-np 1): ")
+    assert err.splitlines()[0].startswith("llama-dflash: one slot (-np 1): ") == (rollback == "snapshot")
     assert err.splitlines()[-1] == "llama-dflash: stopped"
     with socket.socket() as s:  # the child is gone too
         assert s.connect_ex(("127.0.0.1", port)) != 0

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from matrix_cases import CASES, CODE, SHORT, Case, Known
+from matrix_cases import CASES, CODE, LONG, SHORT, Case, Known
 from matrix_session import Reply, Session
 from matrix_template import CHAT_TEMPLATE
 
@@ -30,6 +32,18 @@ LAYOUTS = {"1 slot": ("-np", "1"), "4 slots": ("-np", "4", "-no-kvu"), "4 slots 
 CONTEXT = "32768"
 # (mode, layout, case) -> why it is not shown. Nothing is left out silently.
 NOT_SHOWN: dict[tuple[str, str, str], str] = {}
+# Features that no cell can show, and why.
+NOT_IN_THE_MATRIX = {
+    "thinking that the model ends itself": "the embedded pair was not trained to think; the budget ends it, which forces tokens in a path",
+    "a call begun under tool_choice auto": "the pair begins none; a lazy grammar that a word triggers is shown instead (lazy_grammar)",
+    "calls after thinking": "as above; a JSON schema after thinking is shown instead (thinking)",
+    "--reasoning-budget": "the server reads the flag as the default of reasoning_budget_tokens, which the cases set",
+    "sampled texts of /v1/messages": "the interface passes no seed on; its cases are greedy",
+    "t_max_predict_ms": "depends on the clock",
+    "context shift": "the pin refuses it for models with recurrent layers",
+    "images, adapters, infill": "the embedded pair has no projector, no adapter and no tokens for infill",
+    "post_sampling_probs with backend_sampling": "the graph's probabilities differ from the host's in the last digit, on the pin too",
+}
 
 
 def n_slots(layout: str) -> int:
@@ -103,8 +117,6 @@ def ask_all(server: Server, n_slots: int, known: Known, wanted: Callable[[Case],
 
 
 def busy_slots(server: Server) -> float:
-    import urllib.request
-
     with urllib.request.urlopen(f"{server.client.url}/metrics", timeout=30) as reply:
         lines = reply.read().decode().splitlines()
     values = [line.split()[1] for line in lines if line.startswith("llamacpp:n_busy_slots_per_decode ")]
@@ -112,10 +124,16 @@ def busy_slots(server: Server) -> float:
 
 
 def know(server: Server) -> Known:
-    """The pin's greedy text that cases are cut from."""
-    ids = server.client.post("/tokenize", {"content": SHORT[0]})["tokens"]
-    reply = Session(server, 0, "known").ask(CODE, prompt=ids, n_predict=64, n_probs=1, return_tokens=True, ignore_eos=True, temperature=0)
-    return Known(ids, reply["tokens"], [p["token"] for p in reply["completion_probabilities"]])
+    """The pin's greedy text that cases are cut from: of the prompt whose text repeats itself least."""
+    found = []
+    for prompt in SHORT:
+        ids = server.client.post("/tokenize", {"content": prompt})["tokens"]
+        reply = Session(server, 0, "known").ask(CODE, prompt=ids, n_predict=32, n_probs=1, return_tokens=True, temperature=0)
+        pieces = [p["token"] for p in reply["completion_probabilities"]]
+        if reply["stop_type"] == "limit" and "\ufffd" not in "".join(pieces):
+            found.append((prompt, ids, reply["tokens"], pieces))
+    eos = server.client.post("/tokenize", {"content": server.client.get("/props")["eos_token"], "parse_special": True})["tokens"]
+    return Known(*max(found, key=lambda f: len(set(f[2][:24]))), eos[0])
 
 
 @dataclass(frozen=True)
@@ -141,12 +159,31 @@ def pin(reference: Build, pair: Pair, tmp_path_factory: pytest.TempPathFactory) 
     return Pin(known, one, four)
 
 
+Cell = tuple[str, str]
+
+
 @pytest.fixture(scope="module")
-def cell(request: pytest.FixtureRequest, exact: Build, pair: Pair, pin: Pin, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, Answers]:
+def cells(
+    request: pytest.FixtureRequest, exact: Build, pair: Pair, pin: Pin, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[Cell, Future[Answers]]]:
+    """The cells that the chosen tests need, two at a time: each server computes in one thread."""
+    params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    wanted = dict.fromkeys(p["cell"] for p in params if "cell" in p)
+    folders = {cell: tmp_path_factory.mktemp("slots") for cell in wanted}
+
+    def run(cell: Cell) -> Answers:
+        mode, layout = cell
+        with Server(exact, config(pair, mode), extra=flags(layout, folders[cell])) as server:
+            return ask_all(server, n_slots(layout), pin.known)
+
+    with ThreadPoolExecutor(2) as pool:
+        yield {cell: pool.submit(run, cell) for cell in wanted}
+
+
+@pytest.fixture(scope="module")
+def cell(request: pytest.FixtureRequest, cells: dict[Cell, Future[Answers]]) -> tuple[str, str, Answers]:
     mode, layout = request.param
-    extra = flags(layout, tmp_path_factory.mktemp("slots"))
-    with Server(exact, config(pair, mode), extra=extra) as server:
-        return mode, layout, ask_all(server, n_slots(layout), pin.known)
+    return mode, layout, cells[mode, layout].result()
 
 
 CELLS = [pytest.param((mode, layout), id=f"{mode}, {layout}") for mode in MODES for layout in LAYOUTS]
@@ -213,3 +250,36 @@ def test_what_is_not_shown_exists() -> None:
         assert mode in MODES
         assert layout in LAYOUTS
         assert name in CASES
+
+
+def narrow(s: Session) -> list[Any]:
+    """Texts that end with the context, prompts that come back from the cache in memory, a prompt too long."""
+    tail = {"n_predict": -1, "ignore_eos": True, "return_tokens": True, "cache_prompt": True}
+    greedy, hot = {"temperature": 0}, {"temperature": 0.8, "seed": 2}
+    replies = [s.ask(CODE, prompt=SHORT[i], **tail, **how) for i, how in ((1, greedy), (2, hot), (1, hot), (5, greedy), (2, greedy))]
+    first = [r["tokens"] for r in replies]
+    ids = [*s.server.client.post("/tokenize", {"content": SHORT[1]})["tokens"], *first[0][:30]]
+    replies.append(s.ask(CODE, prompt=ids, n_predict=12, cache_prompt=True, return_tokens=True, **hot))
+    assert all(r["truncated"] and r["stop_type"] == "limit" for r in replies[:5])
+    assert any(r["timings"]["cache_n"] > 0 for r in replies[2:]), "no prompt came back"
+    return [*replies, s.ask(CODE, prompt=LONG[0] + LONG[1], n_predict=4)]
+
+
+def narrow_answers(build: Build, config: RunConfig) -> tuple[list[Any], list[Reply]]:
+    extra = ["-t", "1", "-tb", "1", "-c", "4096", "-np", "1", "-kvu", "--kv-unified-per-slot", "160"]
+    with Server(build, config, extra=extra) as server:
+        session = Session(server, None, "narrow")
+        return narrow(session), session.timings
+
+
+@pytest.fixture(scope="module")
+def pin_narrow(reference: Build, pair: Pair) -> list[Any]:
+    return narrow_answers(reference, RunConfig(pair[0]))[0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_narrow_context_equals_the_pin(exact: Build, pair: Pair, pin_narrow: list[Any], mode: str) -> None:
+    got, timings = narrow_answers(exact, config(pair, mode))
+    assert got == pin_narrow, first_difference(got, pin_narrow)
+    assert "error" in pin_narrow[-1]
+    assert (sum(t.get("draft_n", 0) for t in timings) > 0) == (mode != "off")

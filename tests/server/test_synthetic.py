@@ -25,7 +25,9 @@ def rounds_of(build: Build, pair: tuple[Path, Path], *flags: str) -> dict[str, i
 
 
 @pytest.mark.parametrize("length", [2.0, 4.8])
-def test_the_mean_length_is_met_where_trees_are_deep_enough(native: Build, pair: tuple[Path, Path], tmp_path: Path, length: float) -> None:
+def test_the_mean_length_is_met_where_trees_are_deep_enough(
+    native: Build, pair: tuple[Path, Path], tmp_path: Path, length: float
+) -> None:
     chain = tmp_path / "chain.txt"
     chain.write_text(" ".join(str(i) for i in range(15)) + "\n")
     got = rounds_of(native, pair, "--spec-synth-len", str(length), "--spec-synth-tree", str(chain))
