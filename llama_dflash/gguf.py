@@ -63,8 +63,13 @@ class ModelFacts:
 
     @property
     def n_layer(self) -> int:
-        """Number of layers."""
-        return int(self.key("block_count") or 0)
+        """Number of layers, those of an MTP head (`nextn_predict_layers`) left out."""
+        return int(self.key("block_count") or 0) - self.n_layer_mtp
+
+    @property
+    def n_layer_mtp(self) -> int:
+        """Layers of the MTP head behind the others; they are loaded for `draft-mtp` only."""
+        return int(self.key("nextn_predict_layers") or 0)
 
     @property
     def n_vocab(self) -> int:
@@ -193,7 +198,7 @@ def _check_types(path: Path, fields: dict[str, Any]) -> None:
     arch = fields.get("general.architecture")
     if not isinstance(arch, str) or not arch:
         raise ModelFileError(f"{path}: general.architecture is {arch!r}, expected a name", "convert the model again")
-    for name in ("embedding_length", "block_count", "vocab_size", "context_length", "block_size"):
+    for name in ("embedding_length", "block_count", "vocab_size", "context_length", "block_size", "nextn_predict_layers"):
         value = fields.get(f"{arch}.{name}")
         if value is not None and not isinstance(value, int):
             raise ModelFileError(f"{path}: {arch}.{name} is {value!r}, expected a whole number", "convert the model again")

@@ -30,9 +30,9 @@ def kv_bytes(facts: ModelFacts, n_ctx: int, k_type: str = "f16", v_type: str = "
     """Bytes of the attention KV cache for `n_ctx` tokens; recurrent layers have none."""
     values = {"k": 0, "v": 0}
     for name, shape in facts.tensors.items():
-        match = re.fullmatch(r"blk\.\d+\.attn_([kv])\.weight", name)
-        if match and len(shape) == 2:
-            values[match[1]] += shape[1]
+        match = re.fullmatch(r"blk\.(\d+)\.attn_([kv])\.weight", name)
+        if match and int(match[1]) < facts.n_layer and len(shape) == 2:
+            values[match[2]] += shape[1]
     return int(n_ctx * (values["k"] * KV_BYTES.get(k_type, 2.0) + values["v"] * KV_BYTES.get(v_type, 2.0)))
 
 

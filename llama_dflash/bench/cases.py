@@ -9,7 +9,7 @@ from pathlib import Path
 from llama_dflash import _paths
 from llama_dflash.errors import DFlashError, UsageError
 
-BUILT_IN = ("accept", "tests", "humaneval")
+BUILT_IN = ("accept", "tests", "heldout", "humaneval")
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ def load(source: str, n_prompts: int | None = None) -> list[Case]:
     """Load a prompt set.
 
     Args:
-        source: `accept` (published figures), `tests`, `humaneval` (needs the bench extra), or a JSON file
+        source: `accept` (published figures), `tests`, `heldout` (the model card), `humaneval` (needs the bench extra), or a JSON file
             `{"prompts": [{"name", "text"}, ...]}`.
         n_prompts: take the first so many; None takes all.
 

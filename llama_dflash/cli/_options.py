@@ -23,6 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 EMBEDDED_TARGET = "models/tiny-target.gguf"
 EMBEDDED_DRAFT = "models/tiny-draft.gguf"
+EMBEDDED_DRAFT2 = "models/tiny-draft2.gguf"
 DEFAULT_BUDGET = 15
 
 
@@ -104,7 +105,7 @@ ctx_option = click.option(
     "-c", "--ctx-size", type=click.IntRange(min=1), metavar="N", help="Context in tokens.  [default: the model's]"
 )
 job_options = _stacked(
-    click.option("--prompt-set", default="accept", show_default=True, help="accept, tests, humaneval, or a JSON file."),
+    click.option("--prompt-set", default="accept", show_default=True, help="accept, tests, heldout, humaneval, or a JSON file."),
     click.option(
         "--prompts", "n_prompts", type=click.IntRange(min=1), metavar="N", help="Use the first N prompts.  [default: all]"
     ),
@@ -125,6 +126,11 @@ job_options = _stacked(
         help="Folder for result files.  [default: .bench/<command>-<time>]",
     ),
 )
+
+
+def embedded_models() -> tuple[Path, ...]:
+    """All that comes with the package: the target, its DFlash draft and its DFlash2 draft."""
+    return (*embedded_pair(), _paths.find(EMBEDDED_DRAFT2))
 
 
 def embedded_pair() -> tuple[Path, Path]:

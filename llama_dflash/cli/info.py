@@ -58,9 +58,9 @@ def pairs(files: list[gguf.ModelFacts]) -> list[dict[str, Any]]:
 def info(files: tuple[Path, ...], as_json: bool) -> None:
     """Show what GGUF files are and whether targets and drafts among them fit together.
 
-    Without FILES: the embedded pair. Exit 1 when a pair does not fit.
+    Without FILES: the embedded models. Exit 1 when a pair does not fit.
     """
-    chosen = files or _options.embedded_pair()
+    chosen = files or _options.embedded_models()
     read = [gguf.read(path) for path in chosen]
     result: dict[str, Any] = {"schema": 1, "command": "info", "files": [facts(m) for m in read], "pairs": pairs(read)}
     if as_json:

@@ -160,14 +160,21 @@ def drop_copies(packages: Sequence[Package]) -> int:
     return dropped
 
 
-def train_tokenizer(texts: Iterable[str], n_vocab: int = N_VOCAB) -> Any:
-    """Byte-level BPE of `n_vocab` ids, the special tokens last."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+def dress(tok: Any) -> Any:
+    """Give a bare BPE its pre-tokenizer and decoder."""
+    from tokenizers import Regex, decoders, pre_tokenizers
 
-    tok = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(PIECES), "isolated")
     tok.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tok.decoder = decoders.ByteLevel()
+    return tok
+
+
+def train_tokenizer(texts: Iterable[str], n_vocab: int = N_VOCAB) -> Any:
+    """Byte-level BPE of `n_vocab` ids, the special tokens last."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    tok = dress(Tokenizer(models.BPE()))
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     size = n_vocab - len(SPECIALS)
     trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, max_token_length=32, show_progress=False)

@@ -3,7 +3,7 @@
 
     python -m train_tiny.export --weights DIR --tokenizer tokenizer.json --out DIR
 
-target.gguf holds the MTP head as layer n_layer; draft.gguf is the DFlash draft, draft2.gguf the DFlash2 draft. The drafts
+tiny-target.gguf holds the MTP head as layer n_layer; tiny-draft.gguf is the DFlash draft, tiny-draft2.gguf the DFlash2 draft. The drafts
 share the target's embedding and head and repeat its tokenizer.
 """
 
@@ -211,8 +211,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--out", type=Path, required=True)
     args = p.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
-    export_target(args.weights, args.tokenizer, args.out / "target.gguf")
-    for prefix, name in (("dflash", "draft.gguf"), ("dflash2", "draft2.gguf")):
+    export_target(args.weights, args.tokenizer, args.out / "tiny-target.gguf")
+    for prefix, name in (("dflash", "tiny-draft.gguf"), ("dflash2", "tiny-draft2.gguf")):
         if (args.weights / f"{prefix}.json").exists():
             export_draft(args.weights / prefix, args.tokenizer, args.out / name)
     for path in sorted(args.out.glob("*.gguf")):

@@ -12,6 +12,8 @@ For every prompt P of PROMPTS, logits as float16; the last token is the anchor, 
     P_block_top1    [b]                their argmax
     P_dflash2       [b - 1]            chain of the DFlash2 draft, when there is one
     P_mtp           [4]                chain of the MTP head, when there is one; context and anchor as confirmed text
+    P_greedy        [48]               the target's greedy text behind the anchor
+    P_D_accepted    [rounds]           drafts accepted in every round of that text by D = dflash, dflash2 (n_max 15) and mtp (n_max 3)
 For `short` also the same for a block of 8 (short_block8_*), for `middle` the inputs of all layers and the last layer's
 output (middle_layers). `meta` is a JSON string: mask id, tapped layers, versions, sha256 of every file that went in.
 """
@@ -32,10 +34,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from train_tiny.draft import Draft, block_ids
-from train_tiny.simulate import Models
+from train_tiny.grow import TreeShape, held_by_budget
+from train_tiny.record import Models, features_of_texts, record_draft, record_mtp, write_texts
+from train_tiny.trees import play, room
 
 SHORT_BLOCK = 8  # the block of n_max 7: a draft sees fewer masks then, and answers differently
 MTP_STEPS = 4
+GREEDY_TOKENS = 48
 PROMPTS: tuple[tuple[str, int, tuple[int, ...] | None, str], ...] = (
     ("short", 5, None, "def add(a, b):\n    return a + b\n"),
     ("middle", 33, (0, 8, 16, 24, 31, 32), '''\
@@ -68,7 +73,6 @@ def column(rows, name, default=None):
     return [row.get(name, default) for row in rows]
 '''),
 )  # fmt: skip
-
 
 
 def half(x: Tensor) -> np.ndarray:
@@ -116,6 +120,23 @@ def mtp_chain(models: Models, ids: Tensor) -> list[int]:
     return out
 
 
+def played(models: Models, ids: Tensor) -> dict[str, np.ndarray]:
+    """Greedy text behind `ids` `[1, n + 1]` and what chains accept in its rounds."""
+    texts = write_texts(models.target, [ids], 0.0, GREEDY_TOKENS, models.drafts["dflash"].c.block_size)[0]
+    arrays = {"greedy": texts.ids[0, texts.n_prompt :][:GREEDY_TOKENS].numpy().astype(np.int32)}
+    for name, draft in models.drafts.items():
+        features = features_of_texts(models.target, texts, draft.c.target_layers)
+        record, n_slots = record_draft(models.target, draft, texts, draft.c.block_size, features), draft.c.block_size - 1
+        depth = torch.from_numpy(room(GREEDY_TOKENS, n_slots))
+        held = held_by_budget(record.pair or record.single, TreeShape(1), depth, n_slots)[:, -1].numpy()
+        arrays[f"{name}_accepted"] = np.array(play(held[None])[0], np.int32)
+    if models.mtp is not None:
+        n_slots = MTP_STEPS - 1
+        held = np.minimum(record_mtp(models.target, models.mtp, texts, n_slots).numpy(), room(GREEDY_TOKENS, n_slots))
+        arrays["mtp_accepted"] = np.array(play(held)[0], np.int32)
+    return arrays
+
+
 def golden(models: Models, name: str, ids: list[int], rows: Sequence[int] | None) -> dict[str, np.ndarray]:
     """Arrays of one prompt."""
     tokens, target, draft = torch.tensor([ids]), models.target, models.drafts["dflash"]
@@ -141,6 +162,7 @@ def golden(models: Models, name: str, ids: list[int], rows: Sequence[int] | None
         arrays["dflash2"] = np.array(chain, np.int32)
     if models.mtp is not None:
         arrays["mtp"] = np.array(mtp_chain(models, tokens), np.int32)
+    arrays |= played(models, tokens)
     if name == "short":
         block8 = target.head(block_hidden(models, draft, tokens, layers, SHORT_BLOCK))
         arrays |= {"block8_logits": half(block8), "block8_top1": top1(block8)}

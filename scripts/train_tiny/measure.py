@@ -29,7 +29,7 @@ def server_flags(models: Path, policy: str) -> list[str]:
     kind, _, n_max = policy.partition(":")
     common = ["--spec-draft-n-max", n_max]
     if kind in ("dflash", "dflash2"):
-        file = models / ("draft.gguf" if kind == "dflash" else "draft2.gguf")
+        file = models / ("tiny-draft.gguf" if kind == "dflash" else "tiny-draft2.gguf")
         return ["-md", str(file), "--spec-type", "draft-dflash", *common]
     if kind == "mtp":
         return ["--spec-type", "draft-mtp", *common]
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure the policies one after the other."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--models", type=Path, required=True)
-    p.add_argument("--target", default="target.gguf")
+    p.add_argument("--target", default="tiny-target.gguf")
     p.add_argument("--prompts", type=Path, nargs="+", required=True)
     p.add_argument("--policies", default="dflash:15,dflash:7")
     p.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
@@ -87,7 +87,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 result = measure(server, prompts, temperature, n_seeds, args.n_tokens)
                 out["temperatures"].setdefault(str(temperature), {})[policy] = result
                 emitted, rounds = (sum(r[k] for r in result["texts"]) for k in ("emitted", "rounds"))
-                print(f"{policy} T {temperature}: {emitted / rounds:.3f} tokens per round, repeats {result['repetition_rate']}", flush=True)
+                print(
+                    f"{policy} T {temperature}: {emitted / rounds:.3f} tokens per round, repeats {result['repetition_rate']}",
+                    flush=True,
+                )
     args.out.write_text(json.dumps(out) + "\n")
     return 0
 

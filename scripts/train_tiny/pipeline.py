@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run the training stages on one CUDA machine, each once; started again, it goes on where it stopped.
 
-    python -m train_tiny.pipeline --corpus DIR --work DIR --out DIR --stages target,pool,dflash,dflash2,mtp
+    python -m train_tiny.pipeline --corpus DIR --work DIR --out DIR --stages base,refined,target,pool,dflash,dflash2,mtp
 
 --work keeps everything between calls on one machine; --out gets a copy of what a stage made (at most 8 files of 16 MiB,
 which is what comes back from a rented machine). Copies of finished stages put back into --work count as done.
@@ -21,13 +21,14 @@ from typing import Any
 
 import torch
 
-from train_tiny import train_draft, train_target
+from train_tiny import merge, refine_target, train_draft, train_target
+from train_tiny.check import check
 from train_tiny.corpus import unpack
 from train_tiny.pool import make_pool
 from train_tiny.target import Target, TargetConfig
 from train_tiny.training import DEVICE, load_model
 
-STAGES = ("target", "pool", "dflash", "dflash2", "mtp")
+STAGES = ("base", "refined", "target", "pool", "dflash", "dflash2", "mtp")
 POOL_SEED = 13
 POOL_PROMPTS = (128, 256, 384, 448)
 POOL_CONTEXT = 640
@@ -46,10 +47,21 @@ class Pipeline:
         """Whether a stage's result is in the work folder."""
         return (self.work / ("pool.npz" if stage == "pool" else f"{stage}.facts.json")).exists()
 
-    def target(self) -> None:
-        """Train the target."""
-        options = ["--corpus", str(self.args.corpus), "--out", str(self.work / "target"), "--seconds", str(self.args.target_s)]
+    def base(self) -> None:
+        """Train the target from nothing."""
+        options = ["--corpus", str(self.args.corpus), "--out", str(self.work / "base"), "--seconds", str(self.args.base_s)]
         train_target.run(train_target.parser().parse_args(options + self.extra()))
+
+    def refined(self) -> None:
+        """Refine the target: long contexts, fewer loops."""
+        options = ["--corpus", str(self.args.corpus), "--init", str(self.work / "base"), "--out", str(self.work / "refined")]
+        options += ["--seconds", str(self.args.refined_s), *self.args.refine_options.split()]
+        refine_target.run(refine_target.parser().parse_args(options + self.extra()))
+
+    def target(self) -> None:
+        """Part of the refinement only: all of it makes text too hard to draft."""
+        paths = ["--first", str(self.work / "base"), "--second", str(self.work / "refined"), "--out", str(self.work / "target")]
+        merge.main([*paths, "--corpus", str(self.args.corpus), "--share", str(self.args.share), *self.args.merge_options.split()])
 
     def extra(self) -> list[str]:
         """Options that every training takes."""
@@ -74,10 +86,16 @@ class Pipeline:
         """Train one draft."""
         paths = ["--target", str(self.work / "target"), "--pool", str(self.work / "pool.npz"), "--out", str(self.work / kind)]
         more = ["--batch", "32"] if kind == "mtp" else []
-        more += ["--init", str(self.work / "dflash")] if kind == "dflash2" and self.args.init else []
+        init = {"dflash": self.args.draft_init, "dflash2": self.work / "dflash"}.get(kind)
+        more += ["--init", str(init)] if init and (init.parent / f"{init.name}.json").exists() else []
         more += ["--no-compile"] if self.args.eager else []
+        more += self.args.draft_options.split()
         args = train_draft.parser().parse_args([kind, *paths, "--seconds", str(seconds), *more, *self.extra()])
         self.shared = train_draft.run(args, self.shared)
+        self.copy_results(kind)
+        if self.args.check:
+            for t, row in check(self.work, self.args.corpus / "held.xz", self.args.check, [kind]).items():
+                print(f"{kind} T {t}: {json.dumps(row)}", flush=True)
 
     def run(self, stage: str) -> None:
         """Run one stage and copy its results."""
@@ -119,16 +137,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--out", type=Path, required=True)
     p.add_argument("--restore", type=Path, help="folder with results of finished stages")
     p.add_argument("--stages", default=",".join(STAGES))
-    p.add_argument("--target-s", type=float, default=400)
+    p.add_argument("--base-s", type=float, default=310)
+    p.add_argument("--refined-s", type=float, default=120)
+    p.add_argument("--refine-options", default="", help="more options of refine_target")
+    p.add_argument("--share", type=float, default=0.45, help="share of the refined weights in the target")
+    p.add_argument("--merge-options", default="", help="more options of merge")
     p.add_argument("--dflash-s", type=float, default=320)
     p.add_argument("--dflash2-s", type=float, default=330)
+    p.add_argument("--draft-options", default="", help="more options of train_draft")
+    p.add_argument("--draft-init", type=Path, help="weights that dflash begins with; dflash2 begins with dflash's")
+    p.add_argument("--check", type=int, default=96, help="held-out prompts for a look at every draft, 0 for none")
     p.add_argument("--mtp-s", type=float, default=90)
     p.add_argument("--pool-batch", type=int, default=8192)
     p.add_argument("--pool-rounds", type=int, default=1)
     p.add_argument("--every", type=int, default=200)
     p.add_argument("--steps", type=int, help="steps of every training, for smoke tests")
     p.add_argument("--batch", type=int, help="batch of every training, for smoke tests")
-    p.add_argument("--init", action="store_true", help="begin dflash2 with dflash's weights")
     p.add_argument("--eager", action="store_true", help="drafts without torch.compile: for runs too short to pay for it")
     p.add_argument("--limit-s", type=float, help="training ends this long after the start, whatever its stage was given")
     p.add_argument("--go-on", action="store_true", help="after a failed stage try the others")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train_tiny.corpus import END_ID
+from train_tiny.corpus import END_ID, SPECIALS
 from train_tiny.target import Target
 from train_tiny.training import DEVICE, autocast
 
@@ -44,6 +44,12 @@ def draw(logits: Tensor, temperature: Tensor) -> Tensor:
     return (logits + temperature * noise).argmax(-1)
 
 
+def bar_end(logits: Tensor) -> Tensor:
+    """Logits without the special tokens: texts run to their length, as in the package's benchmark."""
+    barred = torch.arange(logits.shape[-1], device=logits.device) >= logits.shape[-1] - len(SPECIALS)
+    return logits.masked_fill(barred, -torch.inf)
+
+
 class Generator:
     """Continues prompts up to `n_ctx` tokens, `n_batch` texts at a time; on CUDA a decode step is one graph."""
 
@@ -59,12 +65,13 @@ class Generator:
     def _decode(self) -> None:
         with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda", cache_enabled=False):
             logits, _ = self.target.step(self.ids, self.cache, self.pos)
-        self.ids.copy_(draw(logits.float(), self.temperature))
+        self.ids.copy_(draw(bar_end(logits.float()), self.temperature))
         self.pos.add_(1)
 
     @torch.no_grad()
     def _capture(self) -> Callable[[], object]:
         side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())  # the buffers are zeroed there
         with torch.cuda.stream(side):
             for _ in range(2):
                 self._decode()
@@ -87,7 +94,7 @@ class Generator:
             with autocast():
                 hidden, _ = self.target(prompts[part], cache=cache)
                 logits = self.target.head(hidden[:, -1])
-            self.ids[part] = draw(logits.float(), self.temperature[part])
+            self.ids[part] = draw(bar_end(logits.float()), self.temperature[part])
         self.pos.fill_(n_prompt)
         for i in range(n_prompt, self.n_ctx):
             out[:, i] = self.ids.to(torch.int16)

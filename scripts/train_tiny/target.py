@@ -202,14 +202,18 @@ class GatedAttention(nn.Module):
         return out
 
     def step(self, x: Tensor, cache: dict[str, Tensor], pos: Tensor) -> Tensor:
-        """One token at position `pos` `[1]`."""
-        c = self.c
-        q, k, v, gate = self.project(x, pos)
+        """One token at position `pos`, `[1]` for all sequences or `[B]`."""
+        c, is_shared = self.c, len(pos) == 1
+        q, k, v, gate = self.project(x, pos if is_shared else pos[:, None])
         keys, values = cache["k"], cache["v"]
-        keys.index_copy_(2, pos, k.to(keys.dtype))
-        values.index_copy_(2, pos, v.to(values.dtype))
+        if is_shared:
+            keys.index_copy_(2, pos, k.to(keys.dtype))
+            values.index_copy_(2, pos, v.to(values.dtype))
+        else:
+            rows = torch.arange(len(x), device=x.device)
+            keys[rows, :, pos], values[rows, :, pos] = k[:, :, 0].to(keys.dtype), v[:, :, 0].to(values.dtype)
         q = q.reshape(len(x), c.n_head_kv, c.n_head // c.n_head_kv, c.head_dim).to(keys.dtype)
-        hidden = torch.arange(keys.shape[2], device=x.device) > pos
+        hidden = (torch.arange(keys.shape[2], device=x.device) > pos[:, None])[:, None, None]
         score = (q @ keys.mT).float() * c.head_dim**-0.5
         weight = score.masked_fill(hidden, -1e30).softmax(-1).to(q.dtype)
         o = (weight @ values).reshape(len(x), 1, -1).to(x.dtype)
@@ -275,7 +279,7 @@ class Target(nn.Module):
         return out
 
     def step(self, ids: Tensor, cache: Sequence[dict[str, Tensor]], pos: Tensor) -> tuple[Tensor, Tensor]:
-        """One token per sequence: ids `[B]`, pos `[1]` -> logits `[B, n_vocab]`, normed hidden `[B, n_embd]`."""
+        """One token per sequence: ids `[B]`, pos `[1]` or `[B]` -> logits `[B, n_vocab]`, normed hidden `[B, n_embd]`."""
         x = self.embed(ids)[:, None]
         for block, state in zip(self.blocks, cache, strict=True):
             layer: Any = block

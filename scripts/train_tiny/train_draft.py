@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +31,10 @@ from train_tiny.training import (
     autocast,
     load_model,
     load_weights,
-    prefix_weights,
     save_model,
     schedule,
     seconds_left,
+    slot_weights,
     soft_cross_entropy,
 )
 
@@ -42,6 +42,8 @@ SEED = 12
 BLOCKS = (16, 8)
 FLOOR = 0.3  # weight of a slot whose predecessors were wrong: trees use those too
 MTP_STEPS = 4
+# per slot `[N]`: loss, whether the best token is the label, log-probability of the label
+Losses: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 
 def draft_config(kind: str, c: TargetConfig) -> DraftConfig:
@@ -108,41 +110,42 @@ class DraftTask:
         known = data.hidden[rows].gather(1, (at - 1)[..., None].expand(-1, -1, data.hidden.shape[-1]))
         temperature = data.pool.temperature[rows][:, None].expand_as(at)
         before = ids.gather(1, at - 1)
-        loss, correct = self.slot_loss(hidden.flatten(0, 2), known.flatten(0, 1), labels.flatten(), temperature.flatten(),
-                                       before.flatten())  # fmt: skip
-        loss, correct = loss.view(-1, size - 1), correct.view(-1, size - 1)
-        weight = prefix_weights(correct, 7.0 if size > 8 else 4.0, FLOOR)
+        outs = self.slot_loss(
+            hidden.flatten(0, 2), known.flatten(0, 1), labels.flatten(), temperature.flatten(), before.flatten()
+        )
+        loss, correct, label_logp = (x.view(-1, size - 1) for x in outs)
+        weight = slot_weights(correct, label_logp.detach(), 7.0 if size > 8 else 4.0, FLOOR, self.args.tree_share)
         total = (loss * weight).sum() / weight.sum()
         return [total, loss[:, 0].mean(), correct[:, 0].float().mean(), correct.float().cumprod(-1).sum(-1).mean()]
 
-    def slot_loss(self, hidden: Tensor, known: Tensor, labels: Tensor, temperature: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and correctness of slots `[N]`; a DFlash2 draft is scored given the true predecessor, as its chain is."""
+    def slot_loss(self, hidden: Tensor, known: Tensor, labels: Tensor, temperature: Tensor, before: Tensor) -> Losses:
+        """Losses of slots `[N]`; a DFlash2 draft is scored given the true predecessor, as its chain is."""
         head = self.target.head.weight
         selector = self.model.selector
         if selector is None:
-            out: tuple[Tensor, Tensor] = self.single(hidden, head, known, labels, temperature)
+            out: Losses = self.single(hidden, head, known, labels, temperature)
             return out
         condition = selector.condition(hidden, before)
-        pair, single, correct = self.paired(hidden, head, condition, selector.next, known, labels, temperature)
-        return pair + 0.5 * single, correct
+        pair, single, correct, label_logp = self.paired(hidden, head, condition, selector.next, known, labels, temperature)
+        return pair + 0.5 * single, correct, label_logp
 
     @staticmethod
-    def single(hidden: Tensor, head: Tensor, known: Tensor, labels: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss `[N]` and correctness `[N]` of plain logits."""
+    def single(hidden: Tensor, head: Tensor, known: Tensor, labels: Tensor, temperature: Tensor) -> Losses:
+        """Losses of plain logits."""
         head = head.to(hidden.dtype)
         return soft_cross_entropy(hidden @ head.T, labels, known.to(head.dtype) @ head.T, temperature)
 
     @staticmethod
     def paired(
         hidden: Tensor, head: Tensor, condition: Tensor, follow: Tensor, known: Tensor, labels: Tensor, temperature: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss with the selector, loss without it (it picks the candidates), correctness with it."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Loss with the selector, loss without it (it picks the candidates), correctness and label's log-probability with it."""
         head = head.to(hidden.dtype)
         plain, teacher = hidden @ head.T, known.to(head.dtype) @ head.T
         scored = plain + condition @ follow.T.to(condition.dtype)
-        pair, correct = soft_cross_entropy(scored, labels, teacher, temperature)
-        single, _ = soft_cross_entropy(plain, labels, teacher, temperature)
-        return pair, single, correct
+        pair, correct, label_logp = soft_cross_entropy(scored, labels, teacher, temperature)
+        single, _, _ = soft_cross_entropy(plain, labels, teacher, temperature)
+        return pair, single, correct, label_logp
 
     def compile(self) -> None:
         """Compile layers and losses."""
@@ -179,11 +182,11 @@ class MtpTask(DraftTask):
         teacher = torch.stack([known[:, s : last + s] for s in range(n)], 2)
         labels = torch.stack([ids[:, s + 1 : last + s + 1] for s in range(n)], 2)
         temperature = data.pool.temperature[rows][:, None, None].expand_as(labels)
-        loss, correct = self.single(hidden.flatten(0, 2), self.target.head.weight, teacher.flatten(0, 2), labels.flatten(),
-                                    temperature.flatten())  # fmt: skip
-        loss, correct = loss.view(-1, n), correct.view(-1, n)
+        outs = self.single(hidden.flatten(0, 2), self.target.head.weight, teacher.flatten(0, 2), labels.flatten(),
+                           temperature.flatten())  # fmt: skip
+        loss, correct, label_logp = (x.view(-1, n) for x in outs)
         generated = torch.arange(last, device=DEVICE) >= data.pool.n_prompt[rows][:, None] - 1
-        weight = prefix_weights(correct, 4.0, FLOOR) * generated.reshape(-1, 1)
+        weight = slot_weights(correct, label_logp.detach(), 4.0, FLOOR) * generated.reshape(-1, 1)
         counted = generated.flatten().float() / generated.sum()
         total = (loss * weight).sum() / weight.sum()
         accepted = correct.float().cumprod(-1).sum(-1)
@@ -231,6 +234,8 @@ def run(args: argparse.Namespace, data: Data | None = None) -> Data:
         "passes_over_pool": round(report.n * args.batch / len(data.pool.ids), 2),
         "loss_slot1loss_slot1hit_accepted": report.last,
         "lr": args.lr,
+        "tree_share": args.tree_share,
+        "init": bool(args.init),
     }
     Path(f"{args.out}.facts.json").write_text(json.dumps(facts) + "\n")
     print(facts, f"total {time.monotonic() - began:.0f} s", flush=True)
@@ -251,6 +256,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--batch", type=int, default=96)
     p.add_argument("--anchors", type=int, default=48, help="blocks of 16 per text; twice as many of 8")
     p.add_argument("--lr", type=float, default=3e-3)
+    p.add_argument("--tree-share", type=float, default=0.5, help="weight slots by their use in a tree rather than a chain")
     p.add_argument("--every", type=int, default=200)
     p.add_argument("--adamw", action="store_true", help="AdamW for every tensor")
     p.add_argument("--compile", action=argparse.BooleanOptionalAction, default=DEVICE == "cuda")

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from train_tiny.muon import Muon
 
 PIECE_BYTES = 15 * 2**20  # files that come back from the training machine are at most 16 MiB each
+HELD_PROBABILITY = 0.05  # paths above it are nodes of a tree of about 15
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -121,7 +122,7 @@ def seconds_left(wanted: float, until: float | None) -> float:
     return wanted if until is None else max(1.0, min(wanted, until - time.monotonic()))
 
 
-def soft_cross_entropy(logits: Tensor, labels: Tensor, teacher: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+def soft_cross_entropy(logits: Tensor, labels: Tensor, teacher: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Cross-entropy against the target's own distribution, which has less noise than the token it drew.
 
     Args:
@@ -131,24 +132,41 @@ def soft_cross_entropy(logits: Tensor, labels: Tensor, teacher: Tensor, temperat
         temperature: what the text was drawn with, `[N]`; 0 means greedy, where the token is the distribution.
 
     Returns:
-        Loss `[N]` and whether the best token is the label `[N]`.
+        Loss `[N]`, whether the best token is the label `[N]`, log-probability of the label `[N]`.
     """
     logits = logits.float()
     log_q = logits - logits.logsumexp(-1, keepdim=True)
     soft = (teacher.float() / temperature.clamp(min=0.1)[:, None]).softmax(-1)
-    hard = -log_q.gather(-1, labels[:, None])[:, 0]
-    loss = torch.where(temperature > 0, -(soft * log_q).sum(-1), hard)
-    return loss, logits.argmax(-1) == labels
+    known = log_q.gather(-1, labels[:, None])[:, 0]
+    loss = torch.where(temperature > 0, -(soft * log_q).sum(-1), -known)
+    return loss, logits.argmax(-1) == labels, known
 
 
-def prefix_weights(correct: Tensor, decay: float, floor: float) -> Tensor:
-    """Slot weights `[..., n]` from `correct` `[..., n]`: exp decay times (floor + all earlier slots were right).
+def before(x: Tensor, first: float) -> Tensor:
+    """Move the slots `[..., n]` one to the right; `first` comes in."""
+    return F.pad(x[..., :-1].float(), (1, 0), value=first)
 
-    A chain uses slot k only when the slots before it were accepted, so that case counts most.
+
+def slot_weights(correct: Tensor, known: Tensor, decay: float, floor: float, tree_share: float = 0.0) -> Tensor:
+    """Weights of slots: exp decay times how likely the slot is used.
+
+    A chain uses a slot when all earlier ones were right, a tree also when the text so far was probable enough to be held.
+
+    Args:
+        correct: whether the best token is the label, `[..., n]`.
+        known: log-probabilities of the labels, `[..., n]`.
+        decay: slots after which a weight has fallen to 1 / e.
+        floor: share of a slot that neither uses.
+        tree_share: share of the tree against the chain.
+
+    Returns:
+        `[..., n]`.
     """
     n = correct.shape[-1]
-    before = F.pad(correct[..., :-1].float().cumprod(-1), (1, 0), value=1.0)
-    return torch.exp(-torch.arange(n, device=correct.device) / decay) * (floor + before)
+    in_chain = before(correct.float().cumprod(-1), 1.0)
+    in_tree = before(known.cumsum(-1) > math.log(HELD_PROBABILITY), 1.0)
+    used = (1 - tree_share) * in_chain + tree_share * in_tree
+    return torch.exp(-torch.arange(n, device=correct.device) / decay) * (floor + used)
 
 
 class Report:

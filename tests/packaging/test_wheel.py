@@ -12,7 +12,7 @@ from shell import ok, run
 LIBS = ("ggml-base", "ggml", "ggml-cpu", "llama", "llama-common", "mtmd", "llama-server-impl", "llama-cli-impl")
 PROGRAMS = ("llama-server", "llama-cli", "llama-bench", "llama-quantize", "llama-perplexity")
 DATA = (
-    "BUILD_INFO.json", "py.typed", "models/tiny-target.gguf", "models/tiny-draft.gguf", "models/MODEL_CARD.md",
+    "BUILD_INFO.json", "py.typed", "models/tiny-target.gguf", "models/tiny-draft.gguf", "models/tiny-draft2.gguf", "models/MODEL_CARD.md",
     "prompts/accept.json", "prompts/tests.json", "_vendor/LICENSE.llama.cpp", "_vendor/llama_cpp/LICENSE.md",
     "_vendor/llama_cpp/llama.py", "_recipe/scripts/native.py", "_recipe/vendor/pin.txt", "_recipe/patches/series",
 )  # fmt: skip

@@ -173,9 +173,9 @@ def other_samplers(s: Session, known: Known) -> list[Any]:
     )  # fmt: skip
 
 
-@case()
+@case(alone=True)
 def backend_sampling(s: Session, known: Known) -> list[Any]:
-    """Sampling inside the graph, which the pin offers to every client."""
+    """Sampling inside the graph, which the pin offers to every client; alone, as an error there ends all slots' answers."""
     return many(s, 20, *({**how, "backend_sampling": True} for how in (COLD, HOT, {"temperature": 1.0, "seed": 9})), i_prompt=2)
 
 

@@ -13,8 +13,8 @@ from llama_dflash.errors import UsageError
 
 # Two of the target's eight layers are attention, each with 2 KV heads of 64 values for K and as many for V.
 TARGET_VALUES = 2 * 2 * 64
-# The draft's three layers, the same heads.
-DRAFT_VALUES = 3 * 2 * 64
+# The draft's four layers, the same heads.
+DRAFT_VALUES = 4 * 2 * 64
 MASK_BYTES = 512 * 2
 
 
