@@ -57,7 +57,7 @@ def test_serve_and_run_draft_trees_by_budget(exact: Build) -> None:
     process.terminate()
     process.communicate(timeout=20)
     assert line.startswith(f"http://127.0.0.1:{port}  mode = tree, type = draft-dflash")
-    assert "n_max = 15, budget = 15, top_k = 4, rollback = replay" in line
+    assert "n_max = 15, budget = 15, top_k = 4, spine = 0, rollback = replay" in line
     same = ("-p", "def fib(n):", "-n", "40", *native, "--", "--temp", "0", "-t", "1")
     done, chain = dflash("run", "--budget", "15", *same), dflash("run", *same)
     assert done.returncode == chain.returncode == 0, done.stderr

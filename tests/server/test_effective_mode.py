@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import tree_models
 
 from llama_dflash.builds import Build
 from llama_dflash.client import Sampling
@@ -26,7 +27,7 @@ def test_chain_is_told_at_start_and_per_request(exact: Build, pair: Pair) -> Non
         want = f"mode = chain, type = draft-dflash, draft = tiny-draft.gguf, n_max = 15, rollback = {mode['rollback']}"
         assert mode_lines(server) == [want]
         assert mode == {
-            "mode": "chain", "types": "draft-dflash", "draft": "tiny-draft.gguf", "n_max": 15, "budget": 0, "top_k": 0,
+            "mode": "chain", "types": "draft-dflash", "draft": "tiny-draft.gguf", "n_max": 15, "budget": 0, "top_k": 0, "spine": 0,
             "rollback": mode["rollback"], "reason": "", "str": want,
         }  # fmt: skip
         assert mode["rollback"] in ("replay", "snapshot")
@@ -44,10 +45,10 @@ def test_the_rollback_of_chains_is_told(exact: Build, pair: Pair, rollback: str)
 
 def test_tree_is_told_at_start_and_per_request(exact: Build, pair: Pair) -> None:
     with Server(exact, RunConfig(*pair, 15, budget=22, top_k=8)) as server:
-        want = "mode = tree, type = draft-dflash, draft = tiny-draft.gguf, n_max = 15, budget = 22, top_k = 8, rollback = replay"
+        want = "mode = tree, type = draft-dflash, draft = tiny-draft.gguf, n_max = 15, budget = 22, top_k = 8, spine = 0, rollback = replay"
         assert mode_lines(server) == [want]
         assert server.client.effective_mode() == {
-            "mode": "tree", "types": "draft-dflash", "draft": "tiny-draft.gguf", "n_max": 15, "budget": 22, "top_k": 8,
+            "mode": "tree", "types": "draft-dflash", "draft": "tiny-draft.gguf", "n_max": 15, "budget": 22, "top_k": 8, "spine": 0,
             "rollback": "replay", "reason": "", "str": want,
         }  # fmt: skip
         server.client.complete("def f(", 8, Sampling())
@@ -89,13 +90,13 @@ def test_plain_decoding_says_that_nothing_was_asked_for(exact: Build, pair: Pair
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (["-md", "TARGET"], "no --spec-type was given, and the draft model's metadata names none"),
+        (["-md", "OTHER"], "no --spec-type was given, and the draft model's metadata names none"),
         (["--spec-type", "draft-dflash"], "the requested --spec-type needs a draft model, none was given"),
         (["-md", "DRAFT", "--spec-type", "draft-dflash", "--spec-draft-n-max", "0"], "the maximum draft length is 0"),
     ],
 )
 def test_a_server_that_does_not_draft_says_why(exact: Build, pair: Pair, flags: list[str], reason: str) -> None:
-    files = {"TARGET": str(pair[0]), "DRAFT": str(pair[1])}
+    files = {"OTHER": tree_models.path("qwen3"), "DRAFT": str(pair[1])}
     extra = [files.get(flag, flag) for flag in flags]
     with Server(exact, RunConfig(pair[0]), extra=extra) as server:
         mode = server.client.effective_mode()
