@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
+import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import IO, Any
 
@@ -77,6 +79,25 @@ def stop_process(process: subprocess.Popen[Any], timeout_s: float = 10.0) -> Non
             process.wait()
 
 
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Hold back signals that have a handler: one that comes inside Popen would leave a process that nobody knows."""
+    came: list[int] = []
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None and callable(signal.getsignal(number)):
+                handlers[number] = signal.signal(number, lambda n, _frame: came.append(n))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
 class Server:
     """A llama-server process as a context manager.
 
@@ -120,20 +141,21 @@ class Server:
 
     def __enter__(self) -> Server:
         check_port(self.host, self.port)
-        # A group of its own: Ctrl-C reaches us alone, and we stop the server in order.
-        self._process = subprocess.Popen(
-            self.argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        assert self._process.stdout is not None
-        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
-        self._reader.start()
         try:
+            with signals_held():
+                # A group of its own: Ctrl-C reaches us alone, and we stop the server in order.
+                self._process = subprocess.Popen(
+                    self.argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    start_new_session=True,
+                )
+                assert self._process.stdout is not None
+                self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
+                self._reader.start()
             self._wait_ready()
         except BaseException:
             self.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import signal
 import socket
 import threading
 import time
@@ -295,3 +296,23 @@ def test_only_exact_builds_get_the_exact_flags(make_build: Callable[..., Build],
 )
 def test_url_of_a_host(make_build: Callable[..., Build], host: str, expected: str) -> None:
     assert Server(make_build(""), CONFIG, host=host, port=9).client.url == f"http://{expected}:9"
+
+
+def test_a_signal_waits_until_the_process_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stopped(BaseException):
+        pass
+
+    def stop(number: int, frame: object) -> None:
+        raise Stopped
+
+    before = signal.signal(signal.SIGTERM, stop)
+    reached = []
+    try:
+        with pytest.raises(Stopped), server.signals_held():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+            reached.append(True)
+        assert reached == [True]
+        assert signal.getsignal(signal.SIGTERM) is stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
