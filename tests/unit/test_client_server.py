@@ -298,20 +298,24 @@ def test_url_of_a_host(make_build: Callable[..., Build], host: str, expected: st
     assert Server(make_build(""), CONFIG, host=host, port=9).client.url == f"http://{expected}:9"
 
 
-def test_a_signal_waits_until_the_process_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_waits_until_the_process_is_known() -> None:
     class Stopped(BaseException):
         pass
 
     def stop(number: int, frame: object) -> None:
         raise Stopped
 
-    before = signal.signal(signal.SIGTERM, stop)
-    reached = []
-    try:
-        with pytest.raises(Stopped), server.signals_held():
+    def start() -> None:
+        with server.signals_held():
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.01)
             reached.append(True)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    reached: list[bool] = []
+    try:
+        with pytest.raises(Stopped):
+            start()
         assert reached == [True]
         assert signal.getsignal(signal.SIGTERM) is stop
     finally:
