@@ -42,9 +42,11 @@ def shape_of(path: Path) -> Shape:
     fields = gguf.GGUFReader(path).fields
     arch = fields["general.architecture"].contents()
     value = {name: fields[f"{arch}.{name}"].contents() for name in
-             ("block_count", "ssm.group_count", "ssm.time_step_rank", "ssm.state_size", "ssm.conv_kernel", "full_attention_interval")}  # fmt: skip
-    n_attention = value["block_count"] // value["full_attention_interval"]
-    return Shape(value["block_count"] - n_attention, value["ssm.group_count"], value["ssm.time_step_rank"],
+             ("block_count", "ssm.group_count", "ssm.time_step_rank", "ssm.state_size", "ssm.conv_kernel", "full_attention_interval",
+              "nextn_predict_layers")}  # fmt: skip
+    n_layer = value["block_count"] - value["nextn_predict_layers"]  # the MTP head is attention, and not loaded here
+    n_attention = n_layer // value["full_attention_interval"]
+    return Shape(n_layer - n_attention, value["ssm.group_count"], value["ssm.time_step_rank"],
                  value["ssm.state_size"], value["ssm.conv_kernel"])  # fmt: skip
 
 
