@@ -27,11 +27,15 @@ READY_TIMEOUT_S = 600.0
 HARMLESS = ("this warning is normal during memory fitting", "failed to measure the memory of the extra model")
 
 
-def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+def hold_port() -> socket.socket:
+    """A socket that keeps a free TCP port of this machine from other programs; llama-server may still listen there.
+
+    It is bound and never listens: SO_REUSEADDR, which llama-server sets as well, lets the second socket in.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
 def check_port(host: str, port: int) -> None:
@@ -124,7 +128,11 @@ class Server:
         on_line: Callable[[str], None] | None = None,
     ) -> None:
         self.host = host
-        self.port = free_port() if port is None else port
+        self._held = None
+        if port is None:
+            self._held = hold_port()
+            port = int(self._held.getsockname()[1])
+        self.port = port
         self.argv = [str(build.program("llama-server"))]
         self.argv += server_argv(config, host, self.port, exact=build.is_exact, extra=extra)
         keys = (flag_value(extra, "--api-key") or "").split(",")
@@ -140,7 +148,8 @@ class Server:
         return self._process.poll() if self._process else None
 
     def __enter__(self) -> Server:
-        check_port(self.host, self.port)
+        if self._held is None:
+            check_port(self.host, self.port)
         try:
             with signals_held():
                 # A group of its own: Ctrl-C reaches us alone, and we stop the server in order.
@@ -208,6 +217,8 @@ class Server:
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Ask the process to end, then insist."""
+        if self._held is not None:
+            self._held.close()
         if self._process is None:
             return
         stop_process(self._process, timeout_s)

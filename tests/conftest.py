@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from llama_dflash import builds
 from llama_dflash.builds import Build
+from llama_dflash.server import hold_port
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("unit", "patches", "native", "server", "packaging", "gpu")
@@ -55,3 +57,10 @@ def pair() -> tuple[Path, Path]:
     """The embedded target and draft."""
     models = ROOT / "llama_dflash" / "models"
     return models / "tiny-target.gguf", models / "tiny-draft.gguf"
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A TCP port that no other program gets while the test runs; a server of the test may."""
+    with hold_port() as held:
+        yield held.getsockname()[1]

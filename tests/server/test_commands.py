@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from llama_dflash.builds import Build
-from llama_dflash.server import free_port
 
 PROGRAM = str(Path(sys.executable).parent / "llama-dflash")
 FIXED_KEYS = {"schema", "command", "build", "models", "prompts", "n_predict", "sampling", "modes"}
@@ -31,8 +30,7 @@ def start_serve(*args: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize(("how", "rollback"), [(signal.SIGINT, "snapshot"), (signal.SIGTERM, "replay")])
-def test_serve_announces_answers_and_stops_cleanly(how: signal.Signals, rollback: str) -> None:
-    port = free_port()
+def test_serve_announces_answers_and_stops_cleanly(how: signal.Signals, rollback: str, port: int) -> None:
     process = start_serve("--port", str(port), "--rollback", rollback)
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -49,8 +47,8 @@ def test_serve_announces_answers_and_stops_cleanly(how: signal.Signals, rollback
         assert s.connect_ex(("127.0.0.1", port)) != 0
 
 
-def test_serve_and_run_draft_trees_by_budget(exact: Build) -> None:
-    native, port = ("--native", str(exact.package.parent)), free_port()
+def test_serve_and_run_draft_trees_by_budget(exact: Build, port: int) -> None:
+    native = ("--native", str(exact.package.parent))
     process = start_serve("--port", str(port), "--budget", "15", "--top-k", "4", *native)
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -65,16 +63,16 @@ def test_serve_and_run_draft_trees_by_budget(exact: Build) -> None:
     assert done.stdout == chain.stdout != ""
 
 
-def test_serve_says_why_llama_server_died() -> None:
-    process = start_serve("--port", str(free_port()), "--", "--no-such-flag")
+def test_serve_says_why_llama_server_died(port: int) -> None:
+    process = start_serve("--port", str(port), "--", "--no-such-flag")
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (1, "")
     last = err.splitlines()[-1]
     assert last.startswith("llama-dflash: error: llama-server exited with code 1: error: invalid argument: --no-such-flag")
 
 
-def test_serve_shows_the_log_when_llama_server_is_killed() -> None:
-    process = start_serve("--port", str(free_port()), "--json")
+def test_serve_shows_the_log_when_llama_server_is_killed(port: int) -> None:
+    process = start_serve("--port", str(port), "--json")
     assert process.stdout is not None
     while process.stdout.readline() != "}\n":
         pass
@@ -96,16 +94,16 @@ def test_serve_shows_the_log_when_llama_server_is_killed() -> None:
         (["--spec-draft-n-max", "0"], "the server runs in mode ar, expected chain: the maximum draft length is 0"),
     ],
 )
-def test_serve_refuses_what_it_would_have_to_lie_about(flags: list[str], want: str) -> None:
-    done = dflash("serve", "--port", str(free_port()), "--", *flags)
+def test_serve_refuses_what_it_would_have_to_lie_about(flags: list[str], want: str, port: int) -> None:
+    done = dflash("serve", "--port", str(port), "--", *flags)
     assert done.returncode in (1, 2)
     assert done.stdout == ""
     assert f"llama-dflash: error: {want}" in done.stderr
 
 
-def test_serve_works_behind_a_proxy_and_with_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_works_behind_a_proxy_and_with_a_key(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    process = start_serve("--port", str(free_port()), "--", "--api-key", "secret")
+    process = start_serve("--port", str(port), "--", "--api-key", "secret")
     assert process.stdout is not None
     assert "mode = chain" in process.stdout.readline()
     process.terminate()
@@ -154,8 +152,7 @@ def test_serve_refuses_a_port_in_use() -> None:
     ]
 
 
-def test_serve_passes_flags_on() -> None:
-    port = free_port()
+def test_serve_passes_flags_on(port: int) -> None:
     process = start_serve("--port", str(port), "--", "-c", "512", "--alias", "mine")
     try:
         assert process.stdout is not None
@@ -270,8 +267,8 @@ def test_verify_of_chains_by_rollback(exact: Build, tmp_path: Path, rollback: st
     assert (chain["identical"], chain["rollback"], chain["effective"]["rollback"]) == (4, rollback, rollback)
 
 
-def test_serve_refuses_to_draft_chains_where_trees_were_asked_for(exact: Build) -> None:
-    args = ("--budget", "15", "--native", str(exact.package.parent), "--port", str(free_port()))
+def test_serve_refuses_to_draft_chains_where_trees_were_asked_for(exact: Build, port: int) -> None:
+    args = ("--budget", "15", "--native", str(exact.package.parent), "--port", str(port))
     done = dflash("serve", *args, "--", "--spec-draft-tree", "0", "--spec-rollback", "snapshot")
     assert (done.returncode, done.stdout) == (1, "")
     assert "llama-dflash: error: the server runs in mode chain, expected tree" in done.stderr

@@ -19,7 +19,7 @@ from llama_dflash import server
 from llama_dflash.builds import Build
 from llama_dflash.client import Client, Completion, Sampling
 from llama_dflash.errors import ServerError
-from llama_dflash.server import Server, check_port, free_port
+from llama_dflash.server import Server, check_port
 from llama_dflash.spec import RunConfig
 
 CONFIG = RunConfig(Path("target.gguf"))
@@ -111,8 +111,8 @@ def test_an_answer_that_ends_early(url: str) -> None:
         Client(url).post("/cut", {})
 
 
-def test_connection_refused() -> None:
-    client = Client(f"http://127.0.0.1:{free_port()}")
+def test_connection_refused(port: int) -> None:
+    client = Client(f"http://127.0.0.1:{port}")
     with pytest.raises(ServerError, match="Connection refused"):
         client.get("/health")
     assert not client.is_healthy()
@@ -276,10 +276,19 @@ def test_a_port_in_use_is_refused_before_starting(make_build: Callable[..., Buil
     assert not (tmp_path / "started").exists()
 
 
-def test_check_port_of_an_address_that_is_not_ours() -> None:
+def test_a_port_of_its_own_is_held_until_the_server_has_stopped(make_build: Callable[..., Build]) -> None:
+    made = Server(make_build(HEALTHY), CONFIG)
+    with socket.socket() as other, pytest.raises(OSError, match="already in use"):
+        other.bind(("127.0.0.1", made.port))
+    with made:
+        assert made.client.is_healthy()
+    check_port("127.0.0.1", made.port)
+
+
+def test_check_port_of_an_address_that_is_not_ours(port: int) -> None:
     with pytest.raises(ServerError, match=r"192\.0\.2\.1 is not an address of this machine"):
         check_port("192.0.2.1", 1024)
-    check_port("127.0.0.1", free_port())
+    check_port("127.0.0.1", port)
 
 
 @pytest.mark.parametrize(("exact", "expected"), [("ON", ["-fa", "on"]), ("OFF", [])])
