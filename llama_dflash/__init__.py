@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llama_dflash.errors import DFlashError
     from llama_dflash.llama import Llama
+    from llama_dflash.speculative import SpecConfig, SpecStats
 
 __version__ = "0.1.0"
-__all__ = ["DFlashError", "Llama", "__version__"]
+__all__ = ["DFlashError", "Llama", "SpecConfig", "SpecStats", "__version__"]
 
-_HOMES = {"DFlashError": "llama_dflash.errors", "Llama": "llama_dflash.llama"}
+_HOMES = {
+    "DFlashError": "llama_dflash.errors",
+    "Llama": "llama_dflash.llama",
+    "SpecConfig": "llama_dflash.speculative",
+    "SpecStats": "llama_dflash.speculative",
+}
 
 
 def __getattr__(name: str) -> Any:
