@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("draft", nargs="?", type=Path, default=MODELS / "tiny-draft.gguf")
     args = parser.parse_args()
 
-    llm = Llama(args.target, draft_model_path=args.draft, spec=SpecConfig(tree=15), n_ctx=4096, flash_attn=True, verbose=False)
+    llm = Llama(args.target, draft_model_path=args.draft, spec=SpecConfig(tree=15), n_ctx=2048, flash_attn=True, verbose=False)
     messages = []
     for question in QUESTIONS:
         print(f"> {question}")

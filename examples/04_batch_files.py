@@ -22,11 +22,12 @@ PREFIX = '"""Small functions, each with type hints and a docstring."""\n\nfrom _
 
 
 class CountingLlama(Llama):
-    """Counts the prompt tokens that are evaluated; what is drafted or generated does not come through `eval`."""
+    """Counts the prompt tokens that are evaluated."""
 
     n_evaluated = 0
 
     def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluate a part of a prompt; with a draft, what is generated does not come through here."""
         self.n_evaluated += len(tokens)
         super().eval(tokens)
 

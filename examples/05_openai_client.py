@@ -37,13 +37,15 @@ def main() -> None:
         url = args.url
         if url is None:
             config = RunConfig(args.target, args.draft, budget=15).checked()
-            server = stack.enter_context(Server(builds.resolve(builds.INSTALLED), config, extra=["-c", "4096"]))
+            server = stack.enter_context(Server(builds.resolve(builds.INSTALLED), config, extra=["-c", "2048"]))
             print(f"[{server.client.effective_mode()['str']}]", file=sys.stderr)
             url = server.client.url
         # The package wants a key; the server does not, unless it was started with --api-key.
         client = stack.enter_context(OpenAI(base_url=f"{url}/v1", api_key="none"))
-        messages = [{"role": "user", "content": QUESTION}]
-        for chunk in client.chat.completions.create(model="any", messages=messages, max_tokens=64, temperature=0, stream=True):
+        chunks = client.chat.completions.create(
+            model="any", messages=[{"role": "user", "content": QUESTION}], max_tokens=64, temperature=0, stream=True
+        )
+        for chunk in chunks:
             print("".join(choice.delta.content or "" for choice in chunk.choices), end="", flush=True)
             # llama.cpp's own field, in the last chunk.
             timings = getattr(chunk, "timings", None)

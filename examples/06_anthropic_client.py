@@ -37,17 +37,20 @@ def main() -> None:
         url = args.url
         if url is None:
             config = RunConfig(args.target, args.draft, budget=15).checked()
-            server = stack.enter_context(Server(builds.resolve(builds.INSTALLED), config, extra=["-c", "4096"]))
+            server = stack.enter_context(Server(builds.resolve(builds.INSTALLED), config, extra=["-c", "2048"]))
             print(f"[{server.client.effective_mode()['str']}]", file=sys.stderr)
             url = server.client.url
         # The package wants a key; the server does not, unless it was started with --api-key.
         client = stack.enter_context(Anthropic(base_url=url, api_key="none"))
-        messages = [{"role": "user", "content": QUESTION}]
-        # Newer versions of the package have no argument for the temperature; the server takes it as ever.
-        greedy = {"temperature": 0}
-        for event in client.messages.create(model="any", messages=messages, max_tokens=64, stream=True, extra_body=greedy):
-            if event.type == "content_block_delta" and event.delta.type == "text_delta":
-                print(event.delta.text, end="", flush=True)
+        stream = client.messages.stream(
+            model="any",
+            messages=[{"role": "user", "content": QUESTION}],
+            max_tokens=64,
+            extra_body={"temperature": 0},  # newer versions of the package have no argument for it
+        )
+        for event in stack.enter_context(stream):
+            if event.type == "text":
+                print(event.text, end="", flush=True)
             # llama.cpp's own field, in the event that ends the message.
             timings = getattr(event, "timings", None)
             if timings and "rounds" in timings:

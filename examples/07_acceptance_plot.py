@@ -1,9 +1,8 @@
-"""Plot how deep drafts are accepted, for chains and for trees of the same number of drafted tokens.
+"""Plot how deep drafts are accepted, for chains and for trees.
 
 python examples/07_acceptance_plot.py PLOT.png [TARGET.gguf DRAFT.gguf]     (or PLOT.svg)
 
-A point says in which share of the drafting rounds the token at this depth was accepted. Trees keep going where the draft's second choice
-was right; chains may reach deeper, as all their tokens are in one row.
+A point is the share of drafting rounds that accepted a token at this depth. A tree goes on where the draft's second choice was right.
 """
 
 from __future__ import annotations
@@ -24,8 +23,14 @@ matplotlib.use("Agg")  # draws to files, needs no display
 from matplotlib import pyplot
 
 MODELS = Path(llama_dflash.__file__).parent / "models"  # a tiny trained pair
-PROMPTS = ("def fibonacci(n):\n", "class Stack:\n", "import os\n\ndef walk(path):\n", "def test_parse():\n    ", "for line in lines:\n")
-MODES = {"chain of 15": SpecConfig(n_max=15), "tree of 15": SpecConfig(tree=15)}
+PROMPTS = (
+    "def fibonacci(n):\n",
+    "class Stack:\n",
+    "import os\n\ndef walk(path):\n",
+    "def test_parse():\n    ",
+    "for line in lines:\n",
+)
+MODES = {"chain": SpecConfig(), "tree of 15 nodes": SpecConfig(tree=15)}  # a chain is as long as the draft allows
 
 
 def main() -> None:
