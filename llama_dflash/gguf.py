@@ -123,7 +123,7 @@ class ModelFacts:
         if self.arch in OLD_DRAFT_ARCHS:
             raise ModelFileError(
                 f"{self.path} is a draft in an older key scheme ({self.arch!r}), expected {DRAFT_ARCH!r}",
-                "convert the draft's checkpoint again with the pinned llama.cpp's convert_hf_to_gguf.py",
+                "rewrite it with 'llama-dflash convert'",
             )
         if self.arch != DRAFT_ARCH:
             raise ModelFileError(

@@ -11,7 +11,7 @@ from llama_dflash import __version__
 from llama_dflash.cli import _signals
 from llama_dflash.errors import DFlashError
 
-COMMANDS = ("demo", "run", "serve", "bench", "verify", "info", "doctor", "env")
+COMMANDS = ("demo", "run", "serve", "bench", "verify", "info", "convert", "pull", "synth", "plan", "doctor", "env")
 
 
 class LazyGroup(click.Group):
