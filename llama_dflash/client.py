@@ -12,6 +12,7 @@ from typing import Any
 from llama_dflash.errors import ServerError
 
 HEALTH_TIMEOUT_S = 5.0
+POSITION = "draft_n_accepted_pos_"
 # Our server is on this machine or in its network; a proxy for the internet must not come between.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -110,13 +111,20 @@ class Client:
         """Complete one prompt through /completion, without reusing an earlier prompt's cache."""
         body = {"prompt": prompt, "n_predict": n_predict, "cache_prompt": False, "return_tokens": True}
         reply = self.post("/completion", {**body, **sampling.fields(i_prompt), **fields})
-        return Completion(reply["tokens"], reply["content"], reply["timings"])
+        return Completion(reply["tokens"], reply["content"], _with_list(reply["timings"]))
 
     def top_logprobs(self, ids: list[int], n_top: int) -> dict[int, float]:
         """Log-probabilities of the likeliest next tokens after `ids`, evaluated as one batch."""
         body = {"prompt": ids, "n_predict": 1, "n_probs": n_top, "temperature": 0, "cache_prompt": False}
         reply = self.post("/completion", body)
         return {int(e["id"]): float(e["logprob"]) for e in reply["completion_probabilities"][0]["top_logprobs"]}
+
+
+def _with_list(timings: dict[str, Any]) -> dict[str, Any]:
+    """The counts per position, which the server tells one by one, as the list `draft_n_accepted_per_pos`."""
+    rest = {key: value for key, value in timings.items() if not key.startswith(POSITION)}
+    counts = [timings[f"{POSITION}{i}"] for i in range(len(timings) - len(rest))]
+    return {**rest, "draft_n_accepted_per_pos": counts} if counts else rest
 
 
 def _message(body: bytes) -> str:

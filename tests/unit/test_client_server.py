@@ -42,7 +42,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         "/old/props": (200, b"{}"),
         "/completion": (
             200,
-            b'{"tokens": [1, 2], "content": "ab", "timings": {"rounds": 1}, "completion_probabilities":'
+            b'{"tokens": [1, 2], "content": "ab", "timings": {"rounds": 1, "draft_n_accepted_pos_1": 3,'
+            b' "draft_n_accepted_pos_0": 4}, "completion_probabilities":'
             b' [{"top_logprobs": [{"id": 4, "logprob": -0.5}, {"id": 9, "logprob": -2}]}]}',
         ),
     }
@@ -143,7 +144,7 @@ def test_n_ctx(url: str) -> None:
 
 def test_complete(url: str) -> None:
     done = Client(url).complete("def", 7, Sampling(0.5, 10), 3, ignore_eos=True)
-    assert done == Completion([1, 2], "ab", {"rounds": 1})
+    assert done == Completion([1, 2], "ab", {"rounds": 1, "draft_n_accepted_per_pos": [4, 3]})
     assert Handler.requests[-1] == {
         "prompt": "def",
         "n_predict": 7,
