@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from llama_dflash import gguf
 from llama_dflash._bindings import llama_cpp
-from llama_dflash.errors import ModelFileError
+from llama_dflash.errors import ModelFileError, UsageError
 from llama_dflash.speculative import PARTIAL_ONLY, SpecConfig, SpecStats, Speculative, SpeculativeError
 
 _api = llama_cpp.llama_cpp
@@ -50,7 +50,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc, name-defined]
         model_path: a GGUF file with a target model.
         draft_model_path: a GGUF file with its draft; None decodes plainly.
         spec: how to draft; chains of the draft's full length by default.
-        draft_model: llama-cpp-python's callable that proposes tokens; needs no `logits_all`, and works on recurrent models.
+        draft_model: llama-cpp-python's callable that proposes tokens; needs no `logits_all`, and works on hybrids.
         **kwargs: everything else that `llama_cpp.Llama` takes. `flash_attn=True` is recommended with drafts.
 
     Raises:
@@ -66,12 +66,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc, name-defined]
     _row: int | None  # of the last token, when its logits are those of a round
     _checkpoint: _Checkpoint | None
     _max_tokens: int | None  # for the generation that starts
+    _is_known: bool  # whether the context holds what this object says: False while it changes, and after Ctrl-C there
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Make the object with what `llama_cpp.Llama.__del__` closes, however `__init__` ends."""
         self: Self = super().__new__(cls)
         self._stack = contextlib.ExitStack()
         self._spec = self._round = self._row = self._checkpoint = self._max_tokens = None
+        self._is_known = True
         return self
 
     def __init__(
@@ -137,24 +139,34 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc, name-defined]
 
     def reset(self) -> None:
         """Forget everything."""
-        self._end_round()
+        self._require_open()
+        self._drop_round()
         super().reset()
         self._row = self._checkpoint = None
         if self._spec:
             self._spec.seq_rm(0)
+        self._is_known = True
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens behind those of the context."""
+        self._require_open()
         if not self._spec:
             super().eval(tokens)
             return
-        self._end_round()
+        self._require_known()
         for i in range(0, len(tokens), self.n_batch):
             piece = tokens[i : i + self.n_batch]
-            super().eval(piece)
+            pos = self._next_pos()
+            self._is_known = False
+            try:
+                super().eval(piece)
+            except Exception:
+                self._is_known = self._next_pos() == pos
+                raise
             self._row = None
             # An image takes other positions than tokens.
             self._spec.process(piece, self._next_pos() - len(piece))
+            self._is_known = True
 
     def sample(self, *args: Any, idx: int | None = None, **kwargs: Any) -> int:
         """Sample behind the last token."""
@@ -198,6 +210,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc, name-defined]
             **{"mirostat_mode": mirostat_mode, "mirostat_tau": mirostat_tau, "mirostat_eta": mirostat_eta},
             **{"penalize_nl": penalize_nl, "logits_processor": logits_processor, "grammar": grammar},
         }
+        self._require_open()
         limit, self._max_tokens = self._limit(len(tokens)), None
         if not self._spec:
             yield from super().generate(tokens, reset=reset, stopping_criteria=stopping_criteria, **sampling)
@@ -229,6 +242,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc, name-defined]
                 self._end_round()
 
     def _create_completion(self, *args: Any, max_tokens: int | None = 16, **kwargs: Any) -> Any:
+        self._require_open()
         self._max_tokens = max_tokens
         try:
             yield from super()._create_completion(*args, max_tokens=max_tokens, **kwargs)
@@ -237,7 +251,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc, name-defined]
 
     def save_state(self) -> Any:
         """Save the context, the draft's included."""
-        self._end_round()
+        self._require_open()
+        self._require_known()
         state = super().save_state()
         if self._spec:
             state.draft_state = self._spec.state_get()
@@ -245,11 +260,13 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc, name-defined]
 
     def load_state(self, state: Any) -> None:
         """Take a saved context back; one of another `Llama` too, whose draft's part may not be of use here."""
-        self._end_round()
+        self._require_open()
+        self._drop_round()
         super().load_state(state)
         self._row = self._checkpoint = None
         if self._spec and not self._spec.state_set(getattr(state, "draft_state", b"")):
             self._spec.seq_rm(0)
+        self._is_known = True
 
     def __getstate__(self) -> dict[str, Any]:
         """What `__init__` takes, for pickle."""
@@ -275,18 +292,21 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc, name-defined]
         if not draft and self.draft_model is not None:
             self.input_ids[self.n_tokens : self.n_tokens + 1] = token
             draft = [int(t) for t in self.draft_model(self.input_ids[: self.n_tokens + 1])]
+        self._is_known = False
         row = self._spec.round_begin(token, n_left, draft)
         self._round = object()
         self._add(token, row)
+        self._is_known = True
         return self._round
 
     def _take(self, token: int) -> bool:
         assert self._spec is not None
+        self._is_known = False
         row = self._spec.round_take(token)
-        if row is None:
-            return False
-        self._add(token, row)
-        return True
+        if row is not None:
+            self._add(token, row)
+        self._is_known = True
+        return row is not None
 
     def _add(self, token: int, row: int) -> None:
         """A token of the round is part of the context now."""
@@ -300,10 +320,31 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc, name-defined]
             self.scores[self.n_tokens - 1 : self.n_tokens, :] = np.ctypeslib.as_array(logits, shape=(self._n_vocab,))
 
     def _end_round(self) -> None:
-        if self._round is not None and self._spec is not None:
+        if self._round is not None and self._spec is not None and self._is_known:
+            self._is_known = False
             self._round = None
             if not self._spec.is_closed:  # a stream may outlive its model
                 self._spec.round_end()
+            self._is_known = True
+
+    def _drop_round(self) -> None:
+        """The context is about to be replaced as a whole."""
+        self._is_known = False
+        self._round = None
+        if self._spec is not None:
+            self._spec.round_drop()
+
+    def _require_open(self) -> None:
+        if self._ctx.ctx is None:  # going on would end the process
+            raise UsageError("the Llama is closed, expected an open one", "make another")
+
+    def _require_known(self) -> None:
+        self._end_round()
+        if not self._is_known:
+            raise SpeculativeError(
+                "what the context holds is not known, as a call was cut short",
+                "call reset() or load_state(), or generate from a whole prompt",
+            )
 
     # ----------------------------------------------------------------------------------------------------------------
     # a prompt
@@ -311,7 +352,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc, name-defined]
     def _eval_prompt(self, tokens: list[int], reset: bool) -> None:
         assert self._spec is not None
         n_same = 0
-        if reset and self.n_tokens > 0:
+        if not reset:
+            self._require_known()
+        elif self._is_known and self.n_tokens > 0:
             n_same = self.longest_token_prefix(self._input_ids.tolist(), tokens)
             if n_same == len(tokens) == self.n_tokens and not self._requires_eval:
                 return
@@ -332,6 +375,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc, name-defined]
                 self._checkpoint = self._make_checkpoint()
             tokens = tokens[-1:]
         self.eval(tokens)
+        if self._requires_eval:  # sampling without logits would end the process
+            raise UsageError("the prompt has no tokens, expected one or more")
         self._spec.begin(self._input_ids.tolist())
 
     def _rewind(self, n: int) -> int:
@@ -339,6 +384,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc, name-defined]
         assert self._spec is not None
         if n == self.n_tokens:
             return n
+        self._is_known = False
         if n > 0 and self._ctx.kv_cache_seq_rm(-1, n, -1):
             self._spec.seq_rm(n)
         elif self._checkpoint is not None and self._checkpoint.n_tokens <= n and self._restore(self._checkpoint):
@@ -347,7 +393,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc, name-defined]
             return 0
         self.n_tokens = n
         self._row = None
-        self._requires_eval = True
+        self._requires_eval = self._is_known = True
         return n
 
     def _make_checkpoint(self) -> _Checkpoint:

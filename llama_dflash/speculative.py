@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,14 @@ class SpecConfig:
         Raises:
             ModelFileError, PairingError: a file is unusable, or the pair does not fit.
             UsageError: a number is out of range, or an option cannot be had with the others or with this draft.
+            TypeError: something is given instead of a number.
         """
+        for name in ("tree", "n_max", "top_k", "spine", "n_threads", "n_gpu_layers"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
+                raise TypeError(f"{name} is {value!r}, expected a whole number")
+        if self.n_threads is not None and self.n_threads < 1:
+            raise UsageError(f"n_threads is {self.n_threads}, expected 1 or more", "leave it out for the target's")
         for name in ("type_k", "type_v"):
             if getattr(self, name) not in CACHE_TYPES:
                 raise UsageError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(CACHE_TYPES)}")
@@ -350,6 +358,10 @@ class Speculative:
         n = int(self._f["round_end"](self._open))
         self._check(n > 0)
         return n
+
+    def round_drop(self) -> None:
+        """End a round if one is open; what it leaves in the context is not to be used."""
+        self._f["round_end"](self._open)
 
     def stats(self) -> tuple[Stats, tuple[int, ...]]:
         """The counts, and the drafts accepted per depth."""

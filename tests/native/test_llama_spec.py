@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import gc
-import os
 import pickle
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tree_models
+from llama_pairs import PROMPTS, SPECS, Pair, Run, assert_same_state, drafting, essence, new, plain
 
-from llama_dflash.bench import cases
 from llama_dflash.builds import Build
 from llama_dflash.client import Sampling
 from llama_dflash.server import Server
 from llama_dflash.spec import RunConfig
 
-Pair = tuple[Path, Path]
-Run = Callable[..., Any]
-
-PROMPTS = [case.text for case in cases.load("tests", 4)]
 N_TEXT = 40
-SPECS: dict[str, dict[str, Any]] = {
-    "chain": {},
-    "chain of 4": {"n_max": 4},
-    "tree": {"tree": 15},
-    "wide tree": {"tree": 31, "top_k": 4, "spine": 4, "type_k": "q8_0"},
-}
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "defaults": {"seed": 7},
@@ -49,51 +34,6 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 
 # --------------------------------------------------------------------------------------------------------------------
 # in the worker
-
-
-def new(pair: Pair, spec: dict[str, Any] | None, **kwargs: Any) -> Any:
-    from llama_dflash import Llama
-    from llama_dflash.speculative import SpecConfig
-
-    options = {"n_ctx": 1024, "n_batch": 256, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True, "verbose": False}
-    drafts = {} if spec is None else {"draft_model_path": pair[1], "spec": SpecConfig(**spec)}
-    return Llama(pair[0], **{**options, **drafts, **kwargs})
-
-
-@functools.cache
-def plain(pair: Pair) -> Any:
-    return new(pair, None)
-
-
-@functools.cache
-def drafting(pair: Pair, name: str) -> Any:
-    return new(pair, SPECS[name])
-
-
-def essence(response: Any) -> Any:
-    """What must be equal, of a response or of a list of chunks."""
-    if isinstance(response, list):
-        return [chunk["choices"] for chunk in response]
-    return response["choices"], response["usage"]
-
-
-def state_bytes(llm: Any) -> bytes:
-    from llama_dflash._bindings import llama_cpp
-
-    api, ctx = llama_cpp.llama_cpp, llm._ctx.ctx
-    import ctypes
-
-    size = api.llama_state_seq_get_size_ext(ctx, 0, 0)
-    data = (ctypes.c_uint8 * size)()
-    assert api.llama_state_seq_get_data_ext(ctx, data, size, 0, 0) == size
-    return bytes(data)
-
-
-def assert_same_state(a: Any, b: Any) -> None:
-    """Two instances know the same tokens, to the byte."""
-    assert a.n_tokens == b.n_tokens
-    assert a._input_ids.tolist() == b._input_ids.tolist()
-    assert state_bytes(a) == state_bytes(b)
 
 
 def check_texts(pair: Pair, spec: str, sampling: str) -> None:
@@ -242,18 +182,10 @@ def check_chat(pair: Pair) -> None:
     ]
     for request in requests:
         want, got = (llm.create_chat_completion(messages, max_tokens=48, **request) for llm in (a, b))
-        assert without_ids(got["choices"]) == without_ids(want["choices"])
-        assert got["usage"] == want["usage"]
+        assert essence(got) == essence(want)
         assert_same_state(a, b)
         want, got = (list(llm.create_chat_completion(messages, max_tokens=48, stream=True, **request)) for llm in (a, b))
-        assert [without_ids(c["choices"]) for c in got] == [without_ids(c["choices"]) for c in want]
-
-
-def without_ids(value: Any) -> Any:
-    """Tool calls are numbered at random."""
-    if isinstance(value, dict):
-        return {k: without_ids(v) for k, v in value.items() if k != "id"}
-    return [without_ids(v) for v in value] if isinstance(value, list) else value
+        assert essence(got) == essence(want)
 
 
 def check_callbacks(pair: Pair) -> None:
@@ -550,41 +482,6 @@ def check_threads(pair: Pair) -> None:
     assert got == want
 
 
-def check_lifetime(pair: Pair) -> None:
-    """Closed in a round, twice, and by nobody; made again from its pickle."""
-    llm = new(pair, {"tree": 15})
-    chunks = llm.create_completion(PROMPTS[0], max_tokens=40, temperature=0, stream=True)
-    for _ in range(4):
-        next(chunks)
-    llm.close()
-    llm.close()
-    del chunks, llm
-    gc.collect()
-    llm = new(pair, {"tree": 15, "n_max": 7})
-    copy = pickle.loads(pickle.dumps(llm))
-    assert copy.spec_mode == llm.spec_mode
-    results = [essence(x.create_completion(PROMPTS[0], max_tokens=20, temperature=0)) for x in (llm, copy)]
-    assert results[0] == results[1]
-
-
-def failure(pair: Pair, **kwargs: Any) -> tuple[list[str], str]:
-    """The classes and the message of what making a `Llama` raises."""
-    from llama_dflash import Llama
-    from llama_dflash.speculative import SpecConfig
-
-    if "spec" in kwargs and isinstance(kwargs["spec"], dict):
-        kwargs["spec"] = SpecConfig(**kwargs["spec"])
-    for name in ("draft_model_path", "draft_model"):
-        if kwargs.get(name) == "a Llama":
-            kwargs[name] = plain(pair)
-    path = kwargs.pop("path", pair[0])
-    try:
-        Llama(path, verbose=False, **{"n_ctx": 256, **kwargs})
-    except Exception as e:
-        return [c.__name__ for c in type(e).__mro__], str(e)
-    return [], ""
-
-
 def count_rounds(pair: Pair, spec: dict[str, Any], temperature: float, n: int) -> list[dict[str, int]]:
     llm = new(pair, spec)
     found = []
@@ -616,7 +513,7 @@ def test_texts(run: Run, pair: Pair, spec: str, sampling: str) -> None:
     [
         *(check_limits, check_stops, check_streams, check_end_of_generation, check_prefixes, check_chat, check_callbacks),
         *(check_a_processor_that_fails, check_logprobs, check_states, check_ram_cache, check_generators),
-        *(check_callable_drafts, check_threads, check_lifetime),
+        *(check_callable_drafts, check_threads),
     ],
     ids=lambda check: check.__name__.removeprefix("check_"),
 )
@@ -633,52 +530,6 @@ def test_random_calls(run: Run, pair: Pair, seed: int) -> None:
 @pytest.mark.parametrize("name", tree_models.ATTENTION)
 def test_attention_only(run: Run, name: str, rollback: str) -> None:
     run(check_attention_only, name, rollback)
-
-
-def test_wrong_use_is_a_type_error(run: Run, pair: Pair) -> None:
-    for kwargs, words in [
-        ({"draft_model_path": "a Llama"}, "draft_model_path is a Llama, expected the path"),
-        ({"draft_model": "a Llama"}, "draft_model is a Llama, expected the path"),
-        ({"path": str(pair[1])}, "is a draft (architecture 'dflash'), expected a target model"),
-        ({"path": 5}, "model_path is a int"),
-        ({"draft_model_path": 5}, "draft_model_path is a int"),
-        ({"draft_model": str(pair[1])}, "a draft's file goes into draft_model_path"),
-        ({"draft_model": print, "draft_model_path": str(pair[1])}, "both given"),
-        ({"spec": {"tree": 15}}, "spec is given without a draft"),
-        ({"draft_model_path": str(pair[1]), "spec": 15}, "spec is a int, expected a SpecConfig"),
-    ]:
-        names, message = run(failure, pair, **kwargs)
-        assert "TypeError" in names, (kwargs, names, message)
-        assert words in message
-
-
-def test_what_cannot_be_had_is_refused_with_the_reason(run: Run, pair: Pair) -> None:
-    draft = {"draft_model_path": str(pair[1])}
-    for kwargs, kind, words in [
-        ({"draft_model_path": "/no/such.gguf"}, "ModelFileError", "no such file"),
-        ({"draft_model_path": str(pair[0])}, "ModelFileError", "expected a draft"),
-        ({**draft, "spec": {"tree": 0}}, "UsageError", "budget is 0"),
-        ({**draft, "spec": {"n_max": 99}}, "UsageError", "n_max is 99"),
-        ({**draft, "spec": {"type_k": "f17"}}, "UsageError", "type_k is 'f17'"),
-        ({**draft, "spec": {"tree": 4, "rollback": "snapshot"}}, "UsageError", "rollback is snapshot"),
-        ({**draft, "spec": {"rollback": "snapshot"}}, "SpeculativeError", "n_rs_seq"),
-        ({**draft, "spec": {"tree": 15}, "n_batch": 8}, "SpeculativeError", "n_nodes_max = 16, expected 1 to 8"),
-        ({**draft, "embedding": True}, "RuntimeError", "the context is for embeddings"),
-        ({"draft_model": print, "spec": {"tree": 15}}, "UsageError", "there is no draft file"),
-    ]:
-        names, message = run(failure, pair, **kwargs)
-        assert kind in names, (kwargs, names, message)
-        assert words in message
-
-
-def test_the_quickstart(exact: Build) -> None:
-    command = [sys.executable, str(Path(__file__).parents[2] / "examples" / "01_quickstart.py")]
-    env = {**os.environ, "LLAMA_DFLASH_NATIVE": str(exact.package)}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    *_, counts, equal = done.stdout.splitlines()
-    assert equal == "the same text as without drafts"
-    assert int(counts.split()[3]) < int(counts.split()[0]) / 2
 
 
 @pytest.mark.parametrize("spec", [{}, {"tree": 15}], ids=["chain", "tree"])

@@ -10,22 +10,23 @@ import functools
 import json
 import multiprocessing
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
+from upstream_python import models
 
 import llama_dflash  # before llama_cpp
 from llama_dflash._bindings import llama_cpp
-from upstream_python import models
 
 MODE = os.environ["UPSTREAM_LLAMA"]
 
-report: dict[str, Any] = {"tests": {}, "collected": [], "n_draft_rounds": 0}
-_log: list[Any] = []  # what the methods of a Llama returned in the running test
+report: dict[str, Any] = {"tests": {}, "collected": [], "rounds_with_drafts": {}}
+_results: list[Any] = []  # what the methods of a Llama returned in the running test
 _made: list[Any] = []
 
 
@@ -38,7 +39,7 @@ def _generate(inner: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(inner)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Iterator[int]:
         taken: list[int] = []
-        _log.append(["generate", taken])
+        _results.append(["generate", taken])
         tokens = inner(self, *args, **kwargs)
         try:
             for token in tokens:
@@ -55,7 +56,7 @@ def _logged(inner: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = inner(self, *args, **kwargs)
         keys = ("choices", "usage")
-        _log.append([inner.__name__, {k: result[k] for k in keys} if isinstance(result, dict) else result])
+        _results.append([inner.__name__, {k: result[k] for k in keys} if isinstance(result, dict) else result])
         return result
 
     return call
@@ -79,6 +80,7 @@ def pytest_configure() -> None:
     cls = llama_cpp.Llama
     if MODE != "llama_cpp":
         cls = llama_cpp.Llama = llama_cpp.llama.Llama = llama_dflash.Llama
+    report["llama"] = llama_cpp.Llama.__module__
     cls.__init__ = _init(cls.__init__)
     cls.generate = _generate(cls.generate)
     for name in ("create_completion", "embed", "tokenize"):
@@ -87,13 +89,16 @@ def pytest_configure() -> None:
 
 @pytest.fixture(autouse=True)
 def _report_what_came_out(request: pytest.FixtureRequest) -> Iterator[None]:
-    _log.clear()
+    _results.clear()
     yield
     for llm in _made:
-        report["n_draft_rounds"] += getattr(llm, "spec_stats", SimpleNamespace(n_draft_rounds=0)).n_draft_rounds
+        if MODE == "drafts":
+            kind = re.sub(r"^mode = (\w+),.*", r"\1", llm.spec_mode)
+            counts = report["rounds_with_drafts"]
+            counts[kind] = counts.get(kind, 0) + llm.spec_stats.n_draft_rounds
         llm.close()
     _made.clear()
-    report["tests"].setdefault(request.node.nodeid, {})["log"] = json.loads(json.dumps(_log))
+    report["tests"].setdefault(request.node.nodeid, {})["results"] = json.loads(json.dumps(_results))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
