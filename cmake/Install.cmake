@@ -10,6 +10,13 @@ install(DIRECTORY "${vendor_dir}/llama_cpp/" DESTINATION ${bindings_dir} COMPONE
         PATTERN "lib" EXCLUDE PATTERN "__pycache__" EXCLUDE)
 install(FILES "${vendor_dir}/llama.cpp/LICENSE" DESTINATION ${pkg}/_vendor RENAME LICENSE.llama.cpp COMPONENT llama_dflash)
 
+# what llama-dflash convert runs
+install(FILES "${vendor_dir}/llama.cpp/convert_hf_to_gguf.py" DESTINATION ${pkg}/_vendor/convert COMPONENT llama_dflash)
+install(DIRECTORY "${vendor_dir}/llama.cpp/conversion" DESTINATION ${pkg}/_vendor/convert COMPONENT llama_dflash
+        FILES_MATCHING PATTERN "*.py" PATTERN "__pycache__" EXCLUDE)
+install(DIRECTORY "${vendor_dir}/llama.cpp/gguf-py/gguf" DESTINATION ${pkg}/_vendor/convert/gguf-py COMPONENT llama_dflash
+        FILES_MATCHING PATTERN "*.py" PATTERN "__pycache__" EXCLUDE)
+
 set(build_type "${CMAKE_BUILD_TYPE}")
 set(compiler "${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
 configure_file("${CMAKE_CURRENT_LIST_DIR}/BUILD_INFO.json.in" BUILD_INFO.json @ONLY)
