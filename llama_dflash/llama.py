@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import sys
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -14,19 +13,15 @@ from typing import Any
 import numpy as np
 from typing_extensions import Self
 
-from llama_dflash import gguf
 from llama_dflash._bindings import llama_cpp
-from llama_dflash.errors import ModelFileError, UsageError
+from llama_dflash._llama_arguments import draft_path, target_path
+from llama_dflash.errors import UsageError
 from llama_dflash.speculative import PARTIAL_ONLY, SpecConfig, SpecStats, Speculative, SpeculativeError
 
 _api = llama_cpp.llama_cpp
 
 # Tokens that a `draft_model` callable may propose if it does not tell.
 _CALLABLE_N_MAX = 15
-
-
-class DraftAsModelFileError(ModelFileError, TypeError):
-    """A ModelFileError: a draft was opened as a model."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +80,8 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc, name-defined]
         draft_model: Callable[..., Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        target = _target(model_path)
-        draft = _draft(draft_model_path, draft_model, spec)
+        target = target_path(model_path)
+        draft = draft_path(draft_model_path, draft_model, spec)
         self._spec_config = spec
         self._draft_path = draft
         self._n_generations = self._n_emitted = 0
@@ -414,36 +409,3 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc, name-defined]
             return False
         self._spec.state_set(checkpoint.draft, PARTIAL_ONLY)  # if not, it drafts worse for a while
         return True
-
-
-def _target(model_path: Any) -> Path:
-    if not isinstance(model_path, str | os.PathLike):
-        raise TypeError(f"model_path is a {type(model_path).__name__}, expected the path of a GGUF file")
-    facts = gguf.read(Path(model_path))
-    if facts.is_draft:
-        raise DraftAsModelFileError(
-            f"{model_path} is a draft (architecture {facts.arch!r}), expected a target model",
-            "a draft cannot run alone: pass its target as model_path, and this as draft_model_path",
-        )
-    return facts.path
-
-
-def _draft(path: Any, function: Any, spec: Any) -> Path | None:
-    for name, value in (("draft_model_path", path), ("draft_model", function)):
-        if isinstance(value, llama_cpp.Llama):
-            raise TypeError(
-                f"{name} is a Llama, expected the path of the draft's GGUF file as draft_model_path: a draft cannot run alone"
-            )
-    if path is not None and not isinstance(path, str | os.PathLike):
-        raise TypeError(f"draft_model_path is a {type(path).__name__}, expected the path of a GGUF file")
-    if function is not None and not callable(function):
-        raise TypeError(
-            f"draft_model is a {type(function).__name__}, expected a callable; a draft's file goes into draft_model_path"
-        )
-    if path is not None and function is not None:
-        raise TypeError("draft_model_path and draft_model are both given, expected one of them")
-    if spec is not None and not isinstance(spec, SpecConfig):
-        raise TypeError(f"spec is a {type(spec).__name__}, expected a SpecConfig")
-    if spec is not None and path is None and function is None:
-        raise TypeError("spec is given without a draft, expected draft_model_path or draft_model")
-    return None if path is None else Path(path)
