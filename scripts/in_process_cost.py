@@ -128,7 +128,8 @@ def main() -> int:
         return 1
     result = {
         "schema": 1,
-        "command": "scripts/in_process_cost.py " + " ".join(a for a in sys.argv[1:] if a != str(args.out)),
+        "command": f"scripts/in_process_cost.py --native {build.info['preset']} --budget {args.budget} --prompts {args.prompts}"
+        f" --n-predict {args.n_predict} --repeats {args.repeats} --threads {args.threads}",
         "build": {key: build.info[key] for key in ("pin", "series_digest", "backend", "compiler")},
         "device": f"{platform.machine()}, {os.cpu_count()} cores, {args.threads} threads",
         "budget": args.budget,
