@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 Pair = tuple[Path, Path]
 # .ci/run sets it: there what is missing is a failure.
 MUST_RUN = bool(os.environ.get("LLAMA_DFLASH_TEST_PAGE"))
-FLAGS = ("-c", "1024", "-n", "160", "--temp", "0", "-t", "1")
+FLAGS = ("-c", "1024", "-n", "600", "--temp", "0", "-t", "1")
 # The page asks whether the server has tools; a 403 is the server's way to say no, and the browser logs it.
 HARMLESS = re.compile(r"status of 403 .* \S+/tools$")
+# Figures of the row below a reply; a dot for the slash, which playwright's selectors do not take.
+SPEED = r"\bt.s\s*$"
+FIGURES = (r"^\s*(chain|tree)\s*$", r"\bt.round\b", "accepted")
 RECORD_LENGTHS = """() => {
     window.lengths = [];
     new MutationObserver(() => {
@@ -79,12 +82,11 @@ class Visit:
 
     def ask(self, text: str) -> dict[str, Any]:
         """Send a message, wait for the end of the reply, return its last timings."""
-        box = self.page.get_by_placeholder("Type a message")
-        box.fill(text)
+        self.page.get_by_placeholder("Type a message").fill(text)
         with self.page.expect_response(lambda r: r.url.endswith("/v1/chat/completions")) as reply:
-            box.press("Enter")
+            self.page.get_by_role("button", name="Send").click()  # waits until the page knows the model
         events = [line.removeprefix("data: ") for line in reply.value.text().splitlines() if line.startswith("data: {")]
-        self.badge(r"t/s$").wait_for()
+        self.badge(SPEED).wait_for()
         self.page.get_by_role("button", name="Stop").wait_for(state="detached")
         return [event for event in map(json.loads, events) if "timings" in event][-1]["timings"]
 
@@ -108,15 +110,15 @@ def test_a_reply_streams_and_its_figures_are_those_of_its_timings(
         visit.page.screenshot(path=tmp_path / f"page-{mode}.png")
         lengths = visit.page.evaluate("window.lengths")
         assert sorted(lengths) == lengths
-        assert len(lengths) > 5, "the text came in pieces"
+        assert len([n for n in lengths if 0 < n < lengths[-1]]) > 1, "the text came in pieces"
         assert visit.page.locator(".agentic-text").inner_text().startswith("def add(a, b):")
         want = [mode, f"{(t['predicted_n'] - 1) / t['rounds']:.2f} t/round", f"{100 * t['draft_n_accepted'] / t['draft_n']:.1f}% accepted"]
-        shown = [visit.badge(p).inner_text().strip() for p in (r"^\s*(chain|tree)\s*$", "t/round", "accepted")]
+        shown = [visit.badge(p).inner_text().strip() for p in FIGURES]
         assert shown == want
         assert t["rounds"] > 1
         assert ("draft_n_tree_nodes" in t) == (mode == "tree")
         visit.page.reload()
-        assert [visit.badge(p).inner_text().strip() for p in (r"^\s*(chain|tree)\s*$", "t/round", "accepted")] == want
+        assert [visit.badge(p).inner_text().strip() for p in FIGURES] == want
         assert visit.complaints() == []
 
 
@@ -124,7 +126,7 @@ def test_without_a_draft_the_row_ends_with_the_speed(built: Build, browser: Brow
     with Server(built, RunConfig(pair[0]), extra=FLAGS) as server:
         visit = Visit(browser, server)
         assert "draft_n" not in visit.ask("def add(a, b):")
-        assert visit.page.get_by_role("button", name=re.compile("t/round|accepted|chain|tree")).count() == 0
+        assert visit.page.get_by_role("button", name=re.compile("|".join(FIGURES))).count() == 0
         assert visit.complaints() == []
 
 
