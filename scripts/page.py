@@ -85,8 +85,8 @@ def page_key(source: Path, *facts: str) -> str:
 def npm_failure(step: str, text: str, log_file: Path) -> NoPageError:
     """The line of npm's output that tells most."""
     lines = [re.sub(r"^npm (error|ERR!) *", "", line).strip() for line in text.splitlines() if re.match(r"npm (error|ERR!)", line)]
-    lines = [line for line in lines if line and not line.startswith(("A complete log", "code "))]
-    return NoPageError(f"{step} failed: {lines[0] if lines else 'no reason told'}; the full log is {log_file}")
+    lines = [line for line in lines if line and not line.startswith(("A complete log", "code ", "syscall ", "errno "))]
+    return NoPageError(f"{step} failed: {lines[0][:200] if lines else 'no reason told'}; the full log is {log_file}")
 
 
 def run_npm(step: str, cmd: Sequence[str], work: Path, log_file: Path, env: Mapping[str, str]) -> None:
