@@ -15,7 +15,7 @@ from llama_dflash.errors import BuildError, UsageError
 
 INSTALLED = "installed"
 PRESETS = ("native", "cpu", "exact", "cuda", "asan", "reference")
-INFO_KEYS = ("pin", "bindings", "series_digest", "preset", "backend", "backend_reason", "exact", "compiler")
+INFO_KEYS = ("pin", "bindings", "series_digest", "preset", "backend", "backend_reason", "page", "page_reason", "exact", "compiler")
 
 
 @dataclass(frozen=True)

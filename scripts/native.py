@@ -196,6 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             dest = build(args.preset, args.upto, args.broken)
         info = json.loads((dest / "llama_dflash" / "BUILD_INFO.json").read_text())
         log(f"preset {args.preset}: {info['backend']} ({info['backend_reason']}), series {info['series_digest']}")
+        log(f"web page: {info['page']} ({info['page_reason']})")
         print(dest)
     except (vendor.VendorError, OSError, json.JSONDecodeError) as e:
         print(f"native: error: {e}", file=sys.stderr)

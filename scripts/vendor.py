@@ -43,6 +43,7 @@ IDENTITY = {
 EPOCH = "2000-01-01T00:00:00Z"
 # git < 2.32 ignores GIT_CONFIG_GLOBAL: what in a user's configuration would change or stop a commit is named too.
 OWN_CONFIG = ("core.autocrlf=false", "commit.gpgsign=false", f"core.hooksPath={os.devnull}")
+PAGE_PRESETS = ("native", "cpu", "cuda")  # those without LLAMA_DFLASH_PAGE=OFF in CMakePresets.json
 PROBE_PRESETS = ("cpu", "exact", "asan")  # those with LLAMA_DFLASH_PROBE in CMakePresets.json
 KEY_VARIABLES = ("CMAKE_ARGS", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CUDACXX", "CUDAFLAGS", "CPATH")
 
@@ -372,7 +373,7 @@ def _prepare(dest: Path, names: Sequence[str], root: Path, env: Mapping[str, str
     return want
 
 
-def _output(env: Mapping[str, str], *cmd: str) -> str:
+def output_of(env: Mapping[str, str], *cmd: str) -> str:
     """Exit status and stdout of a tool as `env` finds it; part of the key, so a missing tool is an answer as well."""
     try:
         done = subprocess.run(cmd, capture_output=True, text=True, errors="replace", env=dict(env), timeout=20)
@@ -382,7 +383,7 @@ def _output(env: Mapping[str, str], *cmd: str) -> str:
 
 
 def _tool_version(env: Mapping[str, str], *cmd: str) -> str:
-    return _output(env, *cmd, "--version").splitlines()[0]
+    return output_of(env, *cmd, "--version").splitlines()[0]
 
 
 def _cuda_facts(env: Mapping[str, str]) -> list[str]:
@@ -396,8 +397,8 @@ def _cuda_facts(env: Mapping[str, str]) -> list[str]:
     files = [f"{folder}/cublas_v2.h" for folder in includes]
     files += [f"{folder}/libcublas.{end}" for folder in libs for end in ("so", "a")]
     cublas = [str(root / name) for root in roots for name in files if (root / name).is_file()]
-    driver = _output(env, "nvidia-smi", "--query-gpu=compute_cap,driver_version", "--format=csv,noheader")
-    return [nvcc, _output(env, nvcc, "--version"), *cublas, driver]
+    driver = output_of(env, "nvidia-smi", "--query-gpu=compute_cap,driver_version", "--format=csv,noheader")
+    return [nvcc, output_of(env, nvcc, "--version"), *cublas, driver]
 
 
 def _cpu_flags() -> str:
@@ -409,7 +410,7 @@ def _cpu_flags() -> str:
 
 
 def cache_key(preset: str, names: Sequence[str], root: Path = ROOT, env: Mapping[str, str] = os.environ) -> str:
-    """Key of one native build: pin, series, our build files, options, compiler, and for native code CPU, CUDA and driver."""
+    """Key of one native build: pin, series, our build files, options, compiler; Node.js for the page; CPU, CUDA and driver for native code."""
     h = hashlib.sha256(digest(names, root).encode())
     files = [root / "CMakeLists.txt", root / "CMakePresets.json", *sorted((root / "cmake").glob("*"))]
     if preset in PROBE_PRESETS:
@@ -419,6 +420,9 @@ def cache_key(preset: str, names: Sequence[str], root: Path = ROOT, env: Mapping
     compilers = [shlex.split(env.get("CC") or "cc"), shlex.split(env.get("CXX") or "c++")]  # "ccache gcc" is two words
     facts = [preset, platform.machine(), platform.system(), *(_tool_version(env, *c) for c in compilers)]
     facts += [_tool_version(env, "cmake"), *(env.get(name, "") for name in KEY_VARIABLES)]
+    if preset in PAGE_PRESETS:
+        h.update((root / "scripts" / "page.py").read_bytes())
+        facts += ["npm" if shutil.which("npm", path=env.get("PATH")) else "no npm", output_of(env, "node", "--version")]
     if preset in ("native", "cuda"):
         facts += [_cpu_flags(), *_cuda_facts(env)]
     h.update("\0".join(facts).encode())

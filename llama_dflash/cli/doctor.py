@@ -19,7 +19,7 @@ from llama_dflash.bench.report import cpu_name
 from llama_dflash.cli import _options, _output
 from llama_dflash.errors import DFlashError
 
-TOOLS = ("git", "cmake", "ninja", "c++", "ccache", "nvcc", "nvidia-smi")
+TOOLS = ("git", "cmake", "ninja", "c++", "ccache", "npm", "node", "nvcc", "nvidia-smi")
 _IMPORT = "import json, llama_dflash._bindings as b; print(json.dumps([b.llama_cpp.__file__, b.llama_cpp.__version__]))"
 
 
@@ -50,6 +50,12 @@ def _bindings() -> dict[str, str]:
     return {"path": path, "version": version}
 
 
+def _web_page(info: dict[str, Any]) -> str:
+    if info["page"] == "built":
+        return f"built ({info['page_reason']}); llama-server shows it at /"
+    return f"not built: {info['page_reason']}; the HTTP API is complete without it; for the page, build again with npm"
+
+
 def _stock() -> str:
     try:
         return f"llama-cpp-python {metadata.version('llama-cpp-python')} (untouched; import llama_dflash first to use ours)"
@@ -67,7 +73,7 @@ def collect(native: str) -> tuple[dict[str, Any], list[str]]:
         facts["llama_server"] = _first_line([str(build.program("llama-server")), "--version"])
         if facts["llama_server"].startswith("failed"):
             problems.append(f"llama-server does not run: {facts['llama_server']}")
-        facts["web_page"] = "not built; the HTTP API is complete without it"
+        facts["web_page"] = _web_page(build.info)
     except DFlashError as e:
         problems.append(str(e))
     facts["bindings"] = _bindings()

@@ -158,6 +158,38 @@ def test_the_probe_presets_are_those_of_cmake() -> None:
     assert {name for name in presets if builds_probe(name)} == set(vendor.PROBE_PRESETS)
 
 
+def test_the_page_presets_are_those_of_cmake() -> None:
+    presets = {p["name"]: p for p in json.loads((vendor.ROOT / "CMakePresets.json").read_text())["configurePresets"]}
+
+    def builds_page(name: str | None) -> bool:
+        return name is None or ("LLAMA_DFLASH_PAGE" not in presets[name]["cacheVariables"] and builds_page(presets[name].get("inherits")))
+
+    assert {name for name in presets if not presets[name].get("hidden") and builds_page(name)} == set(vendor.PAGE_PRESETS)
+
+
+@pytest.mark.parametrize(("preset", "n_keys"), [("native", 4), ("cuda", 4), ("cpu", 4), ("exact", 1), ("asan", 1), ("reference", 1)])
+def test_npm_and_node_are_in_the_key_of_presets_with_the_page(filled: Queue, tmp_path: Path, preset: str, n_keys: int) -> None:
+    bin_dir = tmp_path / "bin"
+    bin_dir.mkdir()
+    for tool in ("cc", "c++", "cmake"):
+        fake_compiler(bin_dir / tool, "1")
+    keys = set()
+
+    def add_key() -> None:
+        keys.add(vendor.cache_key(preset, [], filled.root, {**filled.env, "PATH": str(bin_dir)}))
+
+    add_key()
+    fake_compiler(bin_dir / "node", "v20.19.0")
+    add_key()
+    fake_compiler(bin_dir / "npm", "10")
+    add_key()
+    fake_compiler(bin_dir / "npm", "11")  # the page's own key has it
+    add_key()
+    fake_compiler(bin_dir / "node", "v22.13.0")
+    add_key()
+    assert len(keys) == n_keys
+
+
 def test_cache_key_sees_the_compiler_behind_a_launcher(filled: Queue, tmp_path: Path) -> None:
     keys = set()
     for version in ("13", "14"):

@@ -21,6 +21,8 @@ INFO = {
     "preset": "cpu",
     "backend": "cpu",
     "backend_reason": "asked for",
+    "page": "none",
+    "page_reason": "no npm found",
     "exact": "OFF",
     "compiler": "GNU 12.2.0",
 }
