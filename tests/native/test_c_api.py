@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,25 @@ from llama_dflash import speculative
 from llama_dflash.bench import cases
 
 ROOT = Path(__file__).resolve().parents[2]
-HEADER = ROOT / "vendor" / "llama.cpp" / "common" / "llama-speculative-dflash.h"
 STRUCTS: dict[str, Any] = {
     "llama_speculative_dflash_params": speculative.Params,
     "llama_speculative_dflash_stats": speculative.Stats,
 }
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The patched llama.cpp; vendor/ may hold work of somebody's, or nothing yet."""
+    path = tmp_path_factory.mktemp("source") / "llama.cpp"
+    command = [sys.executable, str(ROOT / "scripts" / "vendor.py"), "prepare", "--dest", str(path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    return path
+
+
+@pytest.fixture(scope="session")
+def header(source: Path) -> str:
+    """The header without its comments."""
+    return re.sub(r"//.*", "", (source / "common" / "llama-speculative-dflash.h").read_text())
 
 
 @pytest.fixture(scope="session")
@@ -28,10 +43,9 @@ def libraries(exact_build: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def program(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def program(libraries: Path, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """tests/native/ops/c_api.c as strict C, against the build's libraries."""
     path = tmp_path_factory.mktemp("c_api") / "c-api"
-    vendor = ROOT / "vendor" / "llama.cpp"
     command = [
         "cc",
         "-std=c11",
@@ -42,7 +56,7 @@ def program(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "-O1",
         str(ROOT / "tests" / "native" / "ops" / "c_api.c"),
     ]
-    command += [f"-I{vendor / folder}" for folder in ("include", "ggml/include", "common")]
+    command += [f"-I{source / folder}" for folder in ("include", "ggml/include", "common")]
     command += [f"-L{libraries}", "-lllama-common", "-lllama", "-lggml", "-lggml-base"]
     command += [f"-Wl,-rpath,{libraries}", "-Wl,--allow-shlib-undefined", "-o", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -84,10 +98,9 @@ def test_a_dspark_draft(program: Path, pair: tuple[Path, Path], tmp_path: Path) 
     assert "done given" in lines
 
 
-def declared() -> list[str]:
+def declared(header: str) -> list[str]:
     """Functions of the header, without the prefix."""
-    text = re.sub(r"//.*", "", HEADER.read_text())
-    return re.findall(rf"\b{speculative.PREFIX}(\w+)\s*\(", re.sub(r"typedef[^;]*;", "", text))
+    return re.findall(rf"\b{speculative.PREFIX}(\w+)\s*\(", re.sub(r"typedef[^;]*;", "", header))
 
 
 def test_layout_of_the_mirror(program: Path) -> None:
@@ -100,15 +113,14 @@ def test_layout_of_the_mirror(program: Path) -> None:
     assert native == mirror
 
 
-def test_every_field_is_compared() -> None:
-    text = re.sub(r"//.*", "", HEADER.read_text())
+def test_every_field_is_compared(header: str) -> None:
     for name, struct in STRUCTS.items():
-        body = re.findall(rf"struct {name} \{{(.*?)\}};", text, re.S)[0]
+        body = re.findall(rf"struct {name} \{{(.*?)\}};", header, re.S)[0]
         assert re.findall(r"(\w+)\s*;", body) == [field for field, *_ in struct._fields_]
 
 
-def test_every_function_is_exported_and_mirrored(libraries: Path) -> None:
-    names = declared()
+def test_every_function_is_exported_and_mirrored(libraries: Path, header: str) -> None:
+    names = declared(header)
     assert len(names) == len(set(names)) == len(speculative.FUNCTIONS)
     assert set(names) == set(speculative.FUNCTIONS)
     listed = subprocess.run(
@@ -118,10 +130,9 @@ def test_every_function_is_exported_and_mirrored(libraries: Path) -> None:
     assert exported == set(names)  # as C names, and no others
 
 
-def test_argument_counts_of_the_mirror() -> None:
-    text = re.sub(r"//.*", "", HEADER.read_text())
+def test_argument_counts_of_the_mirror(header: str) -> None:
     for name, (_, arguments) in speculative.FUNCTIONS.items():
-        listed = re.findall(rf"\b{speculative.PREFIX}{name}\s*\(([^)]*)\)", text)[0].strip()
+        listed = re.findall(rf"\b{speculative.PREFIX}{name}\s*\(([^)]*)\)", header)[0].strip()
         n = 0 if listed == "void" else listed.count(",") + 1
         assert n == len(arguments), name
 
