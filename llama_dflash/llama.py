@@ -39,7 +39,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc, name-defined]
 
     `isinstance(llm, llama_cpp.Llama)` holds, so code that takes llama-cpp-python's class takes this one.
     Whatever ends a generation (a stop string, a limit, the caller who stops iterating), a token that was not emitted is in no
-    state. With a draft, a prompt that starts as the one before is not evaluated anew on recurrent models either.
+    state. With a draft, a prompt that is the one before, or goes on from the whole of it, is not evaluated anew on hybrids either.
 
     Args:
         model_path: a GGUF file with a target model.

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from llama_dflash import gguf
-from llama_dflash.convert.files import require_space
 from llama_dflash.convert.layout import listed
 from llama_dflash.errors import DFlashError, ModelFileError, UsageError
+from llama_dflash.files import require_space
 from llama_dflash.presets import PRESETS
 
 # What a checkpoint's folder needs for `convert` and for a tokenizer.

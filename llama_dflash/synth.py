@@ -5,9 +5,7 @@ Random weights cost the same memory and time as trained ones, and say nothing ab
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from llama_dflash.errors import DFlashError, UsageError
+from llama_dflash.files import check_out, publish, require_space, temporary_beside
 from llama_dflash.shapes.layout import Layout, Tensor
 from llama_dflash.shapes.mixes import BLOCKS
 
@@ -38,10 +36,6 @@ _DEVIATION = {
 }
 # Bytes 2 and 3: what is taken off, as a multiple of the scale; its sign is the format's.
 _MINIMUM = {"Q4_K": 7.5, "Q5_K": 15.5, "Q5_1": -15.5}
-
-
-class SynthError(DFlashError):
-    """A file that cannot be written."""
 
 
 def tokens(n_vocab: int) -> list[str]:
@@ -151,21 +145,6 @@ def _pad(f: BinaryIO, n_bytes: int) -> None:
     f.write(bytes(-n_bytes % ALIGNMENT))
 
 
-def _check_target(out: Path, need_bytes: int, force: bool) -> None:
-    if out.is_dir():
-        raise UsageError(f"{out} is a folder, expected a file name", f"such as {out / 'model.gguf'}")
-    if out.exists() and not force:
-        raise UsageError(f"{out} exists, expected a new file", "choose another name, or overwrite it with --force")
-    if not out.parent.is_dir():
-        raise UsageError(f"{out.parent} is no folder, expected one", "make it first")
-    free_bytes = shutil.disk_usage(out.parent).free
-    if free_bytes < need_bytes + SPARE_BYTES:
-        raise SynthError(
-            f"{out.parent} has {free_bytes / 1e9:.1f} GB free, expected {(need_bytes + SPARE_BYTES) / 1e9:.1f} GB for this file",
-            "choose another disk, a smaller shape or mix, or fewer --layers",
-        )
-
-
 def write(layout: Layout, out: Path, *, seed: int = 1, force: bool = False, on_bytes: Callable[[int], None] | None = None) -> int:
     """Write a file of this layout with random weights.
 
@@ -183,11 +162,11 @@ def write(layout: Layout, out: Path, *, seed: int = 1, force: bool = False, on_b
 
     Raises:
         UsageError: `out` exists, is a folder, or its folder is missing.
-        SynthError: the disk has not enough room.
+        DFlashError: the disk has not enough room.
     """
-    _check_target(out, layout.n_bytes, force)
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
+    check_out(out, (), force)
+    require_space(out.parent, layout.n_bytes + SPARE_BYTES, "this file")
+    with temporary_beside(out) as part:
         _write_header(part, layout)
         with part.open("r+b") as f:
             f.seek(0, os.SEEK_END)
@@ -199,8 +178,5 @@ def write(layout: Layout, out: Path, *, seed: int = 1, force: bool = False, on_b
                         on_bytes(len(piece))
                 _pad(f, tensor.n_bytes)
         size_bytes = part.stat().st_size
-        part.replace(out)
+        publish(part, out, force)
         return size_bytes
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,3 +66,12 @@ def port() -> Iterator[int]:
     """A TCP port that no other program gets while the test runs; a server of the test may."""
     with hold_port() as held:
         yield held.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The patched llama.cpp; vendor/ may hold work of somebody's, or nothing yet."""
+    path = tmp_path_factory.mktemp("source") / "llama.cpp"
+    command = [sys.executable, str(Path(__file__).resolve().parents[1] / "scripts" / "vendor.py"), "prepare", "--dest", str(path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    return path

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from llama_dflash import gguf
-from llama_dflash.convert import checkpoint, files, layout, old_scheme, pinned, rewrite
+from llama_dflash import files, gguf
+from llama_dflash.convert import checkpoint, layout, old_scheme, pinned, rewrite
 from llama_dflash.convert.checkpoint import Checkpoint
 from llama_dflash.convert.rewrite import Value
 from llama_dflash.errors import DFlashError, ModelFileError, UsageError

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,6 @@ STRUCTS: dict[str, Any] = {
     "llama_speculative_dflash_params": speculative.Params,
     "llama_speculative_dflash_stats": speculative.Stats,
 }
-
-
-@pytest.fixture(scope="session")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The patched llama.cpp; vendor/ may hold work of somebody's, or nothing yet."""
-    path = tmp_path_factory.mktemp("source") / "llama.cpp"
-    command = [sys.executable, str(ROOT / "scripts" / "vendor.py"), "prepare", "--dest", str(path)]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-    return path
 
 
 @pytest.fixture(scope="session")

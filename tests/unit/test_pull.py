@@ -20,9 +20,8 @@ from urllib.parse import unquote, urlsplit
 import checkpoints
 import pytest
 
-from llama_dflash import pull
+from llama_dflash import files, pull
 from llama_dflash.cli import main
-from llama_dflash.convert import files
 from llama_dflash.errors import DFlashError, PairingError
 from llama_dflash.presets import PRESETS
 
