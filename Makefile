@@ -38,7 +38,14 @@ $(VENV)/.installed: $(VENV)/.tools $(VENV)/.key pyproject.toml CMakeLists.txt CM
 demo: setup      ## the embedded trained pair, plain and with drafts
 	@$(BIN)/llama-dflash demo
 
-test: setup lint check-patches ## everything
+# cuBLAS' headers, for the test that compiles the CUDA files: only where there is an nvcc, and only if it lacks them.
+$(VENV)/.cuda: $(VENV)/.tools pyproject.toml
+	@if command -v nvcc >/dev/null; then \
+	  $(BIN)/python scripts/cuda_compile.py --tools >/dev/null 2>&1 || $(BIN)/pip install -q --no-deps --group cuda || exit 1; \
+	  touch $@; \
+	fi
+
+test: setup $(VENV)/.cuda lint check-patches ## everything
 	$(BIN)/python -m pytest -m "not gpu"
 
 test-unit: setup ## no native library
@@ -47,7 +54,7 @@ test-unit: setup ## no native library
 test-patches: setup ## the patch queue's own tests
 	$(BIN)/python -m pytest tests/patches
 
-test-native: setup ## exact build: arithmetic, golden vectors, text equality
+test-native: setup $(VENV)/.cuda ## exact build: arithmetic, golden vectors, text equality
 	$(BIN)/python -m pytest tests/native
 
 test-server: setup ## llama-server on loopback

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 FIELDS = ("Test", "Perf", "Blast-radius", "Origin", "Upstream")
-MAX_PATCHES = 30
-MAX_TOTAL_LINES = 7000
+MAX_PATCHES = 45
+MAX_TOTAL_LINES = 10000
 MAX_PATCH_LINES = 400
 
 

@@ -67,8 +67,8 @@ def serve(
             raise UsageError(
                 f"{name} stands behind '--', expected it before", "serve waits for the server where its own options say"
             )
-    # Devices cannot replay yet: llama-server falls back to snapshots there.
-    snapshots = config.draft is not None and (config.rollback == "snapshot" or build.info["backend"] != "cpu")
+    # Devices other than these cannot replay: llama-server falls back to snapshots there.
+    snapshots = config.draft is not None and (config.rollback == "snapshot" or build.info["backend"] not in ("cpu", "cuda"))
     one_slot = snapshots and memory.flag_value(flags, "-np", "--parallel") is None
     flags += ["-np", "1"] if one_slot else []
     server = Server(build, config, host=host, port=port, extra=flags, on_line=_output.note if verbose else None)

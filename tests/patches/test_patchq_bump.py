@@ -148,7 +148,7 @@ def test_stats(filled: Queue) -> None:
     assert patchq.stats(filled.root).splitlines() == [
         f"    1 +    1 -  {ALPHA}",
         f"    2 +    1 -  {BETA_PATCH}",
-        "    3 +    2 -  total: 2 of 30 patches, 5 of 7000 lines",
+        "    3 +    2 -  total: 2 of 45 patches, 5 of 10000 lines",
     ]
 
 
@@ -167,7 +167,7 @@ def test_index_escapes_cells_and_follows_the_series(filled: Queue) -> None:
 
 def test_main(filled: Queue, tmp_path: Path) -> None:
     done = filled.run("patchq.py", "check")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "patches: ok, 2 of 30 patches, 5 of 7000 lines\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "patches: ok, 2 of 45 patches, 5 of 10000 lines\n", "")
     done = filled.run("patchq.py", "stats")
     assert (done.returncode, done.stdout) == (0, patchq.stats(filled.root) + "\n")
     filled.edit("alpha.txt", "line 30\n", "mine\n")
